@@ -106,8 +106,8 @@ fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str)
     lay_out(workspace, &built(cargo)?, target, name, &PROGRAMS)
 }
 
-/// Makes compilers shorten the paths of source files, which messages of panics and of C++ assertions contain. So a release does not
-/// depend on the folder in which it is built, nor tell its name.
+/// Makes the compilers shorten the source paths that end up in panic messages and C++ assertions, so that a release is the same from any
+/// folder and does not contain the builder's paths.
 fn leave_out_folders(workspace: &Workspace, cargo: &mut Command) -> Result<()> {
     let home = match env::var_os("CARGO_HOME") {
         Some(home) => PathBuf::from(home),
@@ -126,13 +126,14 @@ fn leave_out_folders(workspace: &Workspace, cargo: &mut Command) -> Result<()> {
         Ok(flags) => flags.split('\u{1f}').map(str::to_string).collect(),
         Err(_) => words("RUSTFLAGS"),
     };
-    let rust: Vec<String> = given.into_iter().chain(flags("--remap-path-prefix")).collect();
+    // An empty variable has one empty flag.
+    let given = given.into_iter().filter(|flag| !flag.is_empty());
+    let rust: Vec<String> = given.chain(flags("--remap-path-prefix")).collect();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", rust.join("\u{1f}"));
     for name in ["CFLAGS", "CXXFLAGS"] {
-        let given: Vec<String> = words(name);
+        let mut all: Vec<String> = words(name);
         // Build scripts split them at spaces.
-        let ours = flags("-ffile-prefix-map").filter(|flag| !flag.contains(char::is_whitespace));
-        let all: Vec<String> = given.into_iter().chain(ours).collect();
+        all.extend(flags("-ffile-prefix-map").filter(|flag| !flag.contains(char::is_whitespace)));
         cargo.env(name, all.join(" "));
     }
     Ok(())

@@ -35,7 +35,7 @@ cargo xtask COMMAND
   wheel                      build the Python package `sdrun` into target/wheel
   c-library                  build libsdrun for C and C++ into target/c-library
   header                     regenerate include/sdrun_provider.h (the plugin ABI for C) and include/sdrun.h (for programs)
-  fuzz [--minutes N] [NAME…] call the readers of files and messages with made-up inputs, N minutes (default: 2) for each target
+  fuzz [--minutes N] [NAME…] call the readers of files and messages with made-up inputs, N minutes of processor time (default: 2) for each target
                              (default: all)
   kit [RUNTIME…]             pack sdrun and vendor runtimes (default: all) into target/kit, to run `sdrun selftest` on a machine
                              without a network and without tools

@@ -1,4 +1,3 @@
-use crate::worker::KILLED;
 use sdrun_abi::{ErrorCode, Hint};
 use sdrun_graph::GraphError;
 use std::path::Path;
@@ -23,6 +22,9 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] sdrun_abi::Error),
 }
+
+/// The native code of the error about a process that SIGKILL ended.
+pub(crate) const KILLED: &str = "SIGKILL";
 
 /// Result of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,7 +56,7 @@ impl Error {
         }
     }
 
-    /// Whether memory ran out, or the system killed the process, which it does when memory runs out.
+    /// Whether memory ran out, or a process was killed, which is what the system does then.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         let killed = match self {
             Error::Provider { error, .. } | Error::Core(error) => {

@@ -104,7 +104,7 @@ fn other_software_runs_in_turns_with_providers() {
     assert_eq!((away.status, away.reason.as_deref()), (Status::Absent, Some("away: is not installed")));
 }
 
-/// The system kills processes when memory runs out. Then the others end, and it starts again.
+/// The operating system kills a process when memory runs out. The benchmark then ends the others and starts it once more.
 #[test]
 fn a_killed_system_starts_again_alone() {
     let lab = lab();

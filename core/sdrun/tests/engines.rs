@@ -160,8 +160,7 @@ fn exchanged_entries_are_built_again() {
     assert_eq!(session.run(&input([1.0, 2.0]), &NoHost).unwrap()["y"].to_f64().unwrap(), [12.0, 14.0]);
 }
 
-/// After an update of the driver, cached engines for the old one are built again, and saved ones are refused. An update below an open
-/// session does not change what the host does with it.
+/// After a driver update, cached engines are rebuilt, saved engines for the old driver are refused, and open sessions keep working.
 #[test]
 fn engines_for_another_driver_are_built_again() {
     let lab = Lab::new();
@@ -182,7 +181,7 @@ fn engines_for_another_driver_are_built_again() {
         fs::write(&driver, version).unwrap();
         assert_eq!(run(&mut session), values);
         let engine = build(&provider, &model);
-        assert!(!engine.was_loaded(), "built for {version} before");
+        assert!(!engine.was_loaded(), "the cached engine is for another driver than {version}");
         assert_eq!(run(&mut engine.session(&model.weights(), &NoHost).unwrap()), values);
         assert!(build(&provider, &model).was_loaded());
         let loaded = provider.load(&saved, &provider.device(None).unwrap(), None, &NoHost);

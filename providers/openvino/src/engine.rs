@@ -316,10 +316,10 @@ mod tests {
     fn a_damaged_payload_is_an_error() {
         let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
         let described = Described { info, checks: Checks::default() };
-        let info = serde_json::to_vec(&described).unwrap();
+        let described = serde_json::to_vec(&described).unwrap();
         let mut good = MAGIC.to_vec();
-        good.extend_from_slice(&(info.len() as u32).to_le_bytes());
-        good.extend_from_slice(&info);
+        good.extend_from_slice(&(described.len() as u32).to_le_bytes());
+        good.extend_from_slice(&described);
         assert!(split(&good).unwrap_err().message.contains("no blob"));
         good.extend_from_slice(b"blob");
         assert_eq!(split(&good).unwrap().1, b"blob");

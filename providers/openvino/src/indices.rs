@@ -31,9 +31,11 @@ struct Use {
     sizes: Vec<i64>,
 }
 
-/// Finds what to check. Indices that the graph computes are moved into the range, and a new output of the graph counts those that were
-/// outside. Not checked are nodes in the bodies of loops and branches, indices into dimensions of unknown size, and computed indices of
-/// unknown number: OpenVINO 2026.4 then computes outputs without a shape.
+/// Finds what to check. Clamps the indices that the graph computes, and adds an output for each node that takes them, which counts those
+/// that were out of range.
+///
+/// It skips nodes inside loops and branches, indices into dimensions of unknown size, and computed indices whose shape is unknown, with
+/// which OpenVINO 2026.4 returns outputs without a shape.
 ///
 /// # Errors
 /// `InvalidArgument` for constants that are out of range.
@@ -80,7 +82,7 @@ fn is_integer(graph: &Graph, id: ValueId) -> bool {
 /// Starts the names of values that [`prepare`] adds.
 const PREFIX: &str = "sdrun/indices";
 
-/// Adds nodes before `node` that move its indices into the range, and an output with the number of those that were outside.
+/// Adds nodes before `node` that clamp its indices, and an output that counts those that were out of range. Returns the clamped indices.
 fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> Result<ValueId, GraphError> {
     let start = format!("{PREFIX}/{}", graph.outputs.len());
     let name = |part: &str| format!("{start}/{part}");
@@ -89,7 +91,7 @@ fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> R
         let shape = if sizes.len() == 1 { vec![] } else { vec![sizes.len()] };
         let limits = sizes.iter().map(|size| limit(*size));
         let limits = match dtype {
-            // Sizes beyond i32 leave it as it is.
+            // No i32 exceeds a larger size.
             Some(DType::I32) => {
                 let narrow = |limit: i64| limit.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
                 Tensor::from_elements(shape, &limits.map(narrow).collect::<Vec<_>>())
@@ -100,26 +102,22 @@ fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> R
     };
     let (last, first) = (limits("last", |size| size - 1)?, limits("first", |size| -size)?);
     let flat = new_constant(graph, name("flat"), Tensor::from_i64s(&[-1]));
-    let mut add = |op: &str, inputs: &[ValueId], dtype, shape| {
+    let mut add = |op: &str, inputs: &[ValueId], attribute: Option<(&str, i64)>, dtype, shape| {
         let value = graph.add_value(Value { name: name(op), dtype, shape });
-        graph.nodes.push(new_node(node, name(op), op, inputs, value));
+        let mut new = new_node(node, name(op), op, inputs, value);
+        new.attributes.extend(attribute.map(|(name, value)| (name.to_string(), Attribute::Int(value))));
+        graph.nodes.push(new);
         value
     };
-    let below = add("Min", &[indices, last], dtype, shape.clone());
-    let safe = add("Max", &[below, first], dtype, shape.clone());
-    let inside = add("Equal", &[safe, indices], Some(DType::Bool), shape.clone());
-    let outside = add("Not", &[inside], Some(DType::Bool), shape.clone());
-    let ones = add("Cast", &[outside], Some(DType::I32), shape);
-    // OpenVINO cannot tell the shape of a sum over a number of dimensions that it does not know.
-    let ones = add("Reshape", &[ones, flat], Some(DType::I32), Some(vec![Dim::Unknown]));
-    let count = add("ReduceSum", &[ones], Some(DType::I32), Some(vec![]));
-    for (op, attribute, value) in [("Cast", "to", i64::from(DType::I32 as i32)), ("ReduceSum", "keepdims", 0)]
-    {
-        let node = graph.nodes.iter_mut().rev().find(|node| node.op_type == op);
-        node.into_iter().for_each(|node| {
-            node.attributes.insert(attribute.into(), Attribute::Int(value));
-        });
-    }
+    let (bool, i32) = (Some(DType::Bool), Some(DType::I32));
+    let below = add("Min", &[indices, last], None, dtype, shape.clone());
+    let safe = add("Max", &[below, first], None, dtype, shape.clone());
+    let inside = add("Equal", &[safe, indices], None, bool, shape.clone());
+    let outside = add("Not", &[inside], None, bool, shape.clone());
+    let ones = add("Cast", &[outside], Some(("to", i64::from(DType::I32 as i32))), i32, shape);
+    // OpenVINO cannot infer the shape of a sum over an unknown number of dimensions.
+    let ones = add("Reshape", &[ones, flat], None, i32, Some(vec![Dim::Unknown]));
+    let count = add("ReduceSum", &[ones], Some(("keepdims", 0)), i32, Some(vec![]));
     graph.outputs.push(count);
     Ok(safe)
 }
@@ -148,17 +146,13 @@ impl Use {
     }
 
     /// Fails with the first index that is out of range.
-    fn check(&self, mut indices: impl Iterator<Item = i64>) -> Result<(), String> {
-        let wrong = indices.by_ref().enumerate().find_map(|(at, index)| {
+    fn check(&self, indices: impl Iterator<Item = i64>) -> Result<(), String> {
+        let wrong = indices.enumerate().find_map(|(at, index)| {
             let size = self.sizes[at % self.sizes.len()];
-            (!(-size..size).contains(&index)).then_some((at, index, size))
+            (!(-size..size).contains(&index))
+                .then(|| format!("{index} at position {at}, an index of {} into {size} elements", self.node))
         });
-        match wrong {
-            None => Ok(()),
-            Some((at, index, size)) => {
-                Err(format!("{index} at position {at}, an index of {} into {size} elements", self.node))
-            }
-        }
+        wrong.map_or(Ok(()), Err)
     }
 }
 

@@ -82,25 +82,27 @@ pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<V
         Err(GraphError::Invalid(e)) => return Err(EvalError::Invalid(e)),
         Err(e) => return Err(EvalError::Invalid(e.to_string())),
     };
-    let mut empty = Vec::new();
     for fact in &outputs {
-        let Some(shape) = fact.known_shape() else { continue };
-        if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_none_or(|n| n > OUTPUT_LIMIT) {
+        if let Some(shape) = fact.known_shape()
+            && shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_none_or(|n| n > OUTPUT_LIMIT)
+        {
             return Err(unsupported(format!("an output of shape {shape:?} is too large")));
         }
-        if let Some(dtype) = fact.dtype.filter(|_| shape.contains(&0)) {
-            empty.extend(Tensor::new(dtype, shape, Vec::new()));
-        }
     }
-    // Their other dimensions may be so large that a loop over them takes years.
-    if !outputs.is_empty() && empty.len() == outputs.len() {
-        return Ok(empty);
-    }
+    // A kernel would loop over the other dimensions of an empty tensor, which may be huge.
+    let empty = |fact: &Fact| {
+        let shape = fact.known_shape().filter(|shape| shape.contains(&0))?;
+        Tensor::new(fact.dtype?, shape, Vec::new()).ok()
+    };
+    let empty: Option<Vec<Tensor>> = outputs.iter().map(empty).collect();
     let call = Call { ctx, inputs, outputs };
-    let mut values = kernel(&call).map_err(|fault| match fault {
-        Fault::Invalid(e) => EvalError::Invalid(format!("{}: {e}", describe(node))),
-        Fault::Unsupported(why) => unsupported(why),
-    })?;
+    let mut values = match empty.filter(|tensors| !tensors.is_empty()) {
+        Some(tensors) => tensors,
+        None => kernel(&call).map_err(|fault| match fault {
+            Fault::Invalid(e) => EvalError::Invalid(format!("{}: {e}", describe(node))),
+            Fault::Unsupported(why) => unsupported(why),
+        })?,
+    };
     if values.len() < node.outputs.len() {
         return Err(unsupported(format!("output {} is not computed", values.len())));
     }

@@ -100,9 +100,9 @@ mod tests {
     use super::super::testing::{Op, f32s, i64s};
     use crate::Tensor;
 
-    /// Found by fuzzing: a table of places for each of the other dimensions.
+    /// Found by fuzzing: TensorScatter allocated a table for the other dimensions.
     #[test]
-    fn tensors_without_elements_take_no_work_however_large_the_rest() {
+    fn empty_tensors_take_no_work_however_large_their_other_dimensions() {
         let data = Tensor::from_elements::<f32>(vec![1, 1 << 53, 0], &[]).unwrap();
         let update = Tensor::from_elements::<f32>(vec![1, 1 << 39, 0], &[]).unwrap();
         assert_eq!(Op::new("TensorScatter").run(&[&data, &update]), data);

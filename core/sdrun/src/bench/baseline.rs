@@ -11,11 +11,7 @@
 //! or with `{"error": "why"}`. At the end of its input it exits.
 
 use super::{BenchOptions, Event, PrecisionChoice, Row, contender::Contender};
-use crate::{
-    Error, HostTensor, Result, Tensors,
-    memory::peak_rss,
-    worker::{KILLED, was_killed},
-};
+use crate::{Error, HostTensor, Result, Tensors, error::KILLED, memory::peak_rss, worker::was_killed};
 use safetensors::{SafeTensors, tensor::TensorView};
 use sdrun_abi::{DType, Error as AbiError, ErrorCode, Host, Precision, RuntimeInfo};
 use serde::Deserialize;

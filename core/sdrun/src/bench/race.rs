@@ -40,7 +40,7 @@ impl<'a> Race<'a> {
         watch: &mut Watch,
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        for at in 0..field.systems().len() {
+        for (at, (name, kind)) in field.systems().into_iter().enumerate() {
             while !self.has_room() {
                 match &self.racers[..] {
                     [] => break,
@@ -49,11 +49,13 @@ impl<'a> Race<'a> {
                     _ => self.heat(watch, listen)?,
                 }
             }
-            let (mut row, mut loaded) = self.start(field, at, listen);
+            let mut row = Row::new(&name, kind);
+            let mut loaded = self.load(field, at, &mut row, listen);
             if loaded.as_ref().is_err_and(Error::is_out_of_memory) && !self.racers.is_empty() {
-                // It needs the memory of the others.
+                // Alone it may fit.
                 self.finish(watch, listen)?;
-                (row, loaded) = self.start(field, at, listen);
+                row = Row::new(&name, kind);
+                loaded = self.load(field, at, &mut row, listen);
             }
             match loaded {
                 Ok(racer) => self.racers.push((self.rows.len(), racer)),
@@ -91,19 +93,6 @@ impl<'a> Race<'a> {
     }
 
     /// Loads a system.
-    fn start(
-        &self,
-        field: &mut dyn Field<'a>,
-        at: usize,
-        listen: &mut dyn FnMut(Event<'_>),
-    ) -> (Row, Result<Racer<'a>>) {
-        let (name, kind) = field.systems().swap_remove(at);
-        listen(Event::Start { model: self.model, precision: self.precision, system: &name });
-        let mut row = Row::new(&name, kind);
-        let loaded = self.load(field, at, &mut row, listen);
-        (row, loaded)
-    }
-
     fn load(
         &self,
         field: &mut dyn Field<'a>,
@@ -111,6 +100,7 @@ impl<'a> Race<'a> {
         row: &mut Row,
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<Racer<'a>> {
+        listen(Event::Start { model: self.model, precision: self.precision, system: &row.system });
         let mut contender = field.open(at, row, listen)?;
         listen(Event::Phase("first run"));
         let started = Instant::now();

@@ -277,12 +277,12 @@ pub(crate) fn rank(rows: &mut [Row]) {
     // Wrong results win nothing.
     let can_win: Vec<bool> = order.iter().map(|i| ranked.contains(i)).collect();
     let ratios = stats::ratios(&turns, &can_win);
-    // A system that always ran alone is the best only of itself.
+    // A ratio compares systems. One that never ran beside another has none, unless it is the only one.
     let together = ratios.iter().flatten().count() > 1 || ranked.len() == 1;
     for (row, ratio) in order.iter().zip(&ratios) {
         rows[*row].versus_best = ratio.filter(|_| together && ranked.contains(row));
     }
-    // Systems without a common round compare by their medians.
+    // Where there is no ratio, medians decide.
     let median = |row: &Row| row.stats.as_ref().map_or(f64::INFINITY, |stats| stats.median_ms);
     let ratio = |row: &Row| row.versus_best.map(|versus| versus.ratio);
     let best = ranked.iter().map(|i| &rows[*i]).filter(|row| ratio(row) == Some(1.0)).map(median);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(rows[1].versus_best.unwrap().ratio, 1.0);
     }
 
-    /// Systems that the memory does not hold together.
+    /// As if memory held only some of them at a time.
     #[test]
     fn systems_that_ran_alone_are_ranked_by_their_medians() {
         let of = |heats: [usize; 3], times: [f64; 3]| {

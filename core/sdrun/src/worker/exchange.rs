@@ -4,11 +4,12 @@
 use super::{
     WorkerConfig,
     link::{DEATH, Link, Phase, Worker},
-    process::{Event, KILLED},
+    process::Event,
     protocol::{Bytes, Call, FromWorker, Hello, PROTOCOL, Placed, RegionRef, Reply, ToWorker, WEIGHT_FILES},
     sandbox::Confinement,
     shm::Region,
 };
+use crate::error::KILLED;
 use sdrun_abi::{
     Error, ErrorCode, Flow, Host, NoHost, OutputSink, OutputSpec, Result, TensorView, WeightSource,
     ffi::PluginIdentity,

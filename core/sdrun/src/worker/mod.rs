@@ -33,7 +33,7 @@ mod sync;
 
 pub use find::find_worker;
 pub use loader::loader_of;
-pub(crate) use process::{KILLED, was_killed};
+pub(crate) use process::was_killed;
 pub use proxy::WorkerProvider;
 pub(crate) use sandbox::driver_folders;
 pub use sandbox::{Confinement, Sandbox};

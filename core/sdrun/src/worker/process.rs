@@ -227,10 +227,7 @@ impl Ending {
     }
 }
 
-/// The native code of the error about a process that was killed.
-pub(crate) const KILLED: &str = "SIGKILL";
-
-/// Whether SIGKILL ended a process, which nearly always means that memory ran out.
+/// Whether SIGKILL ended a process. A crashing process does not send itself that signal.
 pub(crate) fn was_killed(status: ExitStatus) -> bool {
     #[cfg(unix)]
     return std::os::unix::process::ExitStatusExt::signal(&status)

@@ -13,7 +13,7 @@ use sdrun_abi::Result;
 use std::{
     collections::{HashMap, HashSet},
     ffi::c_int,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 /// ggml's element-wise functions of one f32 tensor. `Gelu` and `GeluQuick` are for devices only, because ggml looks them up in f16
@@ -309,6 +309,7 @@ impl Builder {
             inputs: inputs.len(),
             failure,
             shares: Shares::default(),
+            grid: OnceLock::new(),
             over: AtomicBool::new(false),
         });
         let data: *const Cell = &*cell;

@@ -2,7 +2,7 @@
 
 use super::{
     api::*,
-    kernel::{Inputs, Kernel, MAX_INPUTS, Tile},
+    kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile},
     tensor::Type,
 };
 use std::{
@@ -10,7 +10,7 @@ use std::{
     ffi::{c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -45,8 +45,17 @@ pub(super) struct Cell {
     pub(super) inputs: usize,
     pub(super) failure: std::sync::Arc<Failure>,
     pub(super) shares: Shares,
+    /// The number of workers of the first run, and the grid for it. Later runs nearly always have as many.
+    pub(super) grid: OnceLock<(usize, Grid)>,
     /// Whether it overwrites its input 0. Set before the first run.
     pub(super) over: AtomicBool,
+}
+
+impl Cell {
+    fn grid(&self, workers: usize) -> Grid {
+        let (known, grid) = self.grid.get_or_init(|| (workers, self.kernel.grid(workers)));
+        if *known == workers { *grid } else { self.kernel.grid(workers) }
+    }
 }
 
 /// The most shares that tiles are divided into.
@@ -125,7 +134,7 @@ unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<()
     let (data, type_, len) =
         unsafe { ((*dst).data.cast::<u8>(), (*dst).type_, (*dst).ne.iter().product::<i64>()) };
     let type_ = Type::from_raw(type_).ok_or("the output has an unknown type")?;
-    let grid = cell.kernel.grid(nth);
+    let grid = cell.grid(nth);
     if grid.len() != len as usize {
         return Err(format!("a grid of {} elements for an output of {len}", grid.len()));
     }

@@ -16,10 +16,10 @@ pub(crate) trait Kernel: Send + Sync {
     fn multiplications(&self) -> usize {
         0
     }
-    /// What a tile of `tile.rows` x `tile.cols` elements does beside its part of the multiplications, such as packing operands that other
-    /// tiles pack too. In multiplications, roughly.
+    /// The rough cost, in multiplications, of what a tile of these rows and columns does beside its share of the multiplications, such as
+    /// packing operands that other tiles also pack.
     #[cfg(test)]
-    fn repeated(&self, _tile: Grid) -> usize {
+    fn repeated(&self, _tile: [usize; 2]) -> usize {
         0
     }
     /// The words that it multiplies.

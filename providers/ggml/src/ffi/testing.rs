@@ -3,7 +3,7 @@
 use super::{
     Builder,
     custom::Shares,
-    kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile},
+    kernel::{Inputs, Kernel, MAX_INPUTS, Tile},
     tensor::Type,
 };
 use crate::simd::as_bytes;
@@ -51,13 +51,13 @@ pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize)
     out
 }
 
-/// What an element of the output costs beside its multiplications, in multiplications.
+/// What an element of the output costs on top of its multiplications, in multiplications.
 const ELEMENT: f64 = 16.0;
 /// What it costs to start a node on all threads and to wait for the last one: about 2 microseconds at 60 multiplications a nanosecond.
 const NODE: f64 = 1.2e5;
 
-/// The time of our nodes in a graph with threads of these speeds, by the rules that divide the work in a real run. The unit is a
-/// multiplication of a thread of speed 1.
+/// How long our nodes of a graph take on threads of these speeds, with the work divided as in a real run. A thread of speed 1 takes 1 for
+/// a multiplication.
 pub(crate) fn simulated_time(builder: &Builder, speeds: &[f64]) -> f64 {
     let workers = speeds.len();
     let time = |kernel: &dyn Kernel| {
@@ -66,8 +66,7 @@ pub(crate) fn simulated_time(builder: &Builder, speeds: &[f64]) -> f64 {
         let cost = |index: usize| {
             let (_, rows, cols) = grid.tile(index);
             let elements = (rows.len() * cols.len()) as f64;
-            elements * of_element
-                + kernel.repeated(Grid { rows: rows.len(), cols: cols.len(), ..grid }) as f64
+            elements * of_element + kernel.repeated([rows.len(), cols.len()]) as f64
         };
         let shares = Shares::default();
         let mut tiles: Vec<_> = (0..workers).map(|ith| shares.take(grid.tiles(), ith, workers)).collect();
@@ -92,6 +91,7 @@ pub(crate) fn simulated_time(builder: &Builder, speeds: &[f64]) -> f64 {
 
 mod tests {
     use super::*;
+    use crate::ffi::Grid;
 
     /// A wrong kernel that keeps state between tiles: it writes the order in which they are computed.
     struct Turns(AtomicUsize);

@@ -59,8 +59,7 @@ impl Kernel for Gemm {
         let (rows, cols) = (self.rows, self.panels.rows);
         let panels = cols.div_ceil(width);
         let tile = |down: usize, across: usize| (rows.div_ceil(down), panels.div_ceil(across) * width);
-        // The time of the thread with the most tiles. Of divisions that take equally long, one with smaller tiles wins, because threads
-        // are not equally fast.
+        // How long the thread with the most tiles takes. A quarter of a tile more favours small tiles, because some threads may be slow.
         let cost = |(tile_rows, tile_cols): (usize, usize)| {
             let tiles = self.batch * rows.div_ceil(tile_rows) * cols.div_ceil(tile_cols);
             let multiplied = tile_rows.next_multiple_of(height) * tile_cols;
@@ -68,7 +67,7 @@ impl Kernel for Gemm {
         };
         let least = rows.div_ceil(self.most_rows());
         let divisions = (least..least + 8).flat_map(|down| {
-            // As many columns of tiles as give each thread this many tiles, or one more.
+            // Give each thread this many tiles, or a few more.
             let across = [1, 2, 3, 4, 6, 8].map(|turns| turns * workers / (self.batch * down));
             across.into_iter().flat_map(|across| [across, across + 1]).map(move |across| (down, across))
         });
@@ -82,8 +81,8 @@ impl Kernel for Gemm {
     }
 
     #[cfg(test)]
-    fn repeated(&self, tile: Grid) -> usize {
-        self.panels.depth * self.loading([tile.rows, tile.cols])
+    fn repeated(&self, tile: [usize; 2]) -> usize {
+        self.panels.depth * self.loading(tile)
     }
 
     fn words(&self) -> Words {

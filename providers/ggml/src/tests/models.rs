@@ -4,7 +4,7 @@ use super::{bank, cpu};
 use crate::{optimize::optimize, translate::translate};
 use sdrun_abi::Precision;
 use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
-use sdrun_weights::builtin;
+use sdrun_weights::builtin::{self, Builtin};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -16,14 +16,19 @@ const ON_THE_HOST: &[(&str, &str)] = &[
     ("GatherND", "of text encoders: one vector for each text"),
 ];
 
+/// A built-in graph and the shapes of its inputs.
+pub(super) fn opened(model: &Builtin) -> (Graph, BTreeMap<String, Vec<usize>>) {
+    let bytes = model.graph_bytes().unwrap();
+    let graph = Graph::from_bytes(bytes.into(), model.name, ExternalBase::Stripped).unwrap();
+    let shapes = model.inputs.iter().map(|input| (input.name.to_string(), input.shape.to_vec())).collect();
+    (graph, shapes)
+}
+
 #[test]
 fn built_in_models_are_translated_without_the_reference_implementation() {
     let mut left = BTreeMap::new();
     for model in builtin::list() {
-        let bytes = model.graph_bytes().unwrap();
-        let mut graph = Graph::from_bytes(bytes.into(), model.name, ExternalBase::Stripped).unwrap();
-        let shapes =
-            model.inputs.iter().map(|input| (input.name.to_string(), input.shape.to_vec())).collect();
+        let (mut graph, shapes) = opened(model);
         let mut times = Vec::new();
         let mut timed = |what: &'static str, since: Instant| times.push((what, since.elapsed()));
         let start = Instant::now();

@@ -1,16 +1,16 @@
-//! How well the work of the built-in models divides among many cores. `simulated_time` follows threads that take tiles by the rules of a
-//! real run. It knows what tiles compute and pack again, and what a node costs to start. It does not know the speed of the memory, ggml's
-//! own operations (a few additions), and how large the caches are.
+//! How well the built-in models use many cores. `simulated_time` lets threads take tiles as in a real run. It counts what each tile
+//! computes and packs, and what it costs to start a node. It leaves out memory bandwidth, caches, and ggml's own operations, which are a
+//! few additions.
 
-use super::{bank, cpu};
+use super::{bank, cpu, models::opened};
 use crate::{ffi::simulated_time, optimize::optimize, translate::translate};
 use sdrun_abi::Precision;
-use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
+use sdrun_graph::{OpenDims, simplify};
 use sdrun_weights::builtin;
 
-/// The efficiency that must be reached with 16 equal threads, 32 equal threads, and 16 threads of which half are half as fast.
+/// The lowest efficiency allowed with 16 threads, with 32 threads, and with 8 threads at full speed and 8 at half speed.
 const FLOORS: [f64; 3] = [0.85, 0.75, 0.7];
-/// Networks that miss them: text encoders have 77 tokens for all threads, and ESRGAN's layers have few filters.
+/// Lower limits for networks with too little work to share: text encoders have 77 tokens, ESRGAN's layers few filters.
 const OTHERS: &[(&str, [f64; 3])] = &[
     ("sd21/text-encoder", [0.8, 0.75, 0.55]),
     ("sdxl/text-encoder-2", [0.8, 0.7, 0.55]),
@@ -18,8 +18,8 @@ const OTHERS: &[(&str, [f64; 3])] = &[
     ("esrgan/x4-6-blocks", [0.95, 0.5, 0.65]),
     ("esrgan/x2", [0.95, 0.45, 0.65]),
 ];
-/// Multiplications of the smallest network that counts. Smaller ones take some hundredths of a second on two cores, and much of that is
-/// waiting from node to node.
+/// Networks with fewer multiplications are only printed. They take a few hundredths of a second on two cores, much of it waiting between
+/// nodes.
 const LEAST: f64 = 10e9;
 
 #[test]
@@ -27,10 +27,7 @@ fn work_divides_among_many_cores() {
     let mixed: Vec<f64> = (0..16).map(|i| if i % 2 == 0 { 1.0 } else { 0.5 }).collect();
     let mut failed = Vec::new();
     for model in builtin::list() {
-        let bytes = model.graph_bytes().unwrap();
-        let mut graph = Graph::from_bytes(bytes.into(), model.name, ExternalBase::Stripped).unwrap();
-        let shapes =
-            model.inputs.iter().map(|input| (input.name.to_string(), input.shape.to_vec())).collect();
+        let (mut graph, shapes) = opened(model);
         simplify(&mut graph, &shapes, OpenDims::Refuse).unwrap();
         optimize(&mut graph, false).unwrap();
         let mut bank = bank(&graph);

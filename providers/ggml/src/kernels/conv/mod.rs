@@ -170,12 +170,12 @@ impl Kernel for Conv {
     }
 
     #[cfg(test)]
-    fn repeated(&self, tile: Grid) -> usize {
+    fn repeated(&self, tile @ [_, cols]: [usize; 2]) -> usize {
         match &self.method {
             // Packing an element of the input takes as long as 8 multiplications.
             Method::Strips(_) | Method::Pixels(_) => {
                 let [height, width] = self.window.stride;
-                8 * self.channels() * tile.cols * height * width
+                8 * self.channels() * cols * height * width
             }
             Method::Winograd(winograd) => winograd.repeated(self, tile),
         }

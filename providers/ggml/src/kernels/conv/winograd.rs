@@ -1,6 +1,4 @@
 use super::{Conv, line::Line};
-#[cfg(test)]
-use crate::ffi::Grid;
 use crate::{
     ffi::{Inputs, Tile},
     kernels::{Panels, Window, panel_words, panels::Order},
@@ -122,11 +120,12 @@ impl Winograd {
         PRODUCTS * self.tiles[0] * self.tiles[1]
     }
 
-    /// The transforms of a tile of the output, in multiplications: of each filter (as long as 40 outputs of a strip), and of the input.
+    /// The cost of the transforms for some filters and outputs, in multiplications. Transforming a filter takes as long as 40 outputs of a
+    /// strip.
     #[cfg(test)]
-    pub(super) fn repeated(&self, conv: &Conv, tile: Grid) -> usize {
-        let tiles = tile.cols.div_ceil(OUTPUTS * OUTPUTS);
-        let filters = tile.rows * tiles.div_ceil(PART) * 40 * conv.panels.taps;
+    pub(super) fn repeated(&self, conv: &Conv, [filters, outputs]: [usize; 2]) -> usize {
+        let tiles = outputs.div_ceil(OUTPUTS * OUTPUTS);
+        let filters = filters * tiles.div_ceil(PART) * 40 * conv.panels.taps;
         conv.channels() * (filters + tiles * PRODUCTS * 8)
     }
 
