@@ -59,7 +59,7 @@ fn the_core_names_no_vendor() {
 
 /// Files that others name are opened and written by `core/files`, which refuses pipes, links that lead out, and files without an end.
 /// These files open others themselves; the reason is beside each.
-const OWN_FILES: [(&str, &str); 26] = [
+const OWN_FILES: [(&str, &str); 27] = [
     ("bench/src/install.rs", "the list and the mark of an environment of ours"),
     ("bench/src/lib.rs", "an adapter that comes with sdrun, in a folder of ours"),
     ("cli/src/files/mod.rs", "pipes and devices that the user names as outputs"),
@@ -73,6 +73,7 @@ const OWN_FILES: [(&str, &str); 26] = [
     ("core/sdrun/src/runtime/wheel.rs", "a new folder of ours"),
     ("core/sdrun/src/worker/proxy.rs", "/proc"),
     ("core/sdrun/src/owned_folder.rs", "a new folder of ours"),
+    ("core/sdrun/src/windows.rs", "NUL"),
     ("core/sdrun/src/worker/serve.rs", "/dev/null"),
     ("core/sdrun/src/worker/shm.rs", "memory shared with a worker, in a folder of ours"),
     ("core/weights/src/builtin/materialise.rs", "built-in models in the cache"),

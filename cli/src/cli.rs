@@ -41,7 +41,7 @@ Environment:
 
 /// The whole command line.
 #[derive(Parser)]
-#[command(name = "sdrun", version, about = ABOUT, after_long_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "sdrun", bin_name = "sdrun", version, about = ABOUT, after_long_help = EXIT_CODES, max_term_width = 100)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
 pub(crate) struct Cli {
     #[command(flatten)]

@@ -111,15 +111,16 @@ mod tests {
 
     #[test]
     fn everything_may_be_set_or_left_out() {
-        let config = read(
-            b"providers = ['acme', 'zenith']\ndevice = 'cpu'\nprecision = 'bf16'\nthreads = 4\nlog = 'info'\n\
-              [folders]\ncache = '/tmp/sdrun'\n",
-        )
-        .unwrap();
+        let folder = if cfg!(windows) { r"C:\sdrun" } else { "/tmp/sdrun" };
+        let text = format!(
+            "providers = ['acme', 'zenith']\ndevice = 'cpu'\nprecision = 'bf16'\nthreads = 4\nlog = 'info'\n\
+             [folders]\ncache = '{folder}'\n"
+        );
+        let config = read(text.as_bytes()).unwrap();
         assert_eq!(config.providers, ["acme", "zenith"]);
         assert_eq!((config.device.as_deref(), config.precision), (Some("cpu"), Some(Precision::Bf16)));
         assert_eq!((config.threads.map(NonZeroUsize::get), config.log.as_deref()), (Some(4), Some("info")));
-        assert_eq!(config.folders, Folders { data: None, cache: Some("/tmp/sdrun".into()) });
+        assert_eq!(config.folders, Folders { data: None, cache: Some(folder.into()) });
         let empty = read(b"").unwrap();
         assert_eq!((empty.providers.len(), empty.precision), (0, None));
     }

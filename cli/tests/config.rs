@@ -11,7 +11,7 @@ fn configured(text: &str) -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.provider("first", |p| p["priority"] = 90.into());
     sandbox.provider("second", |p| p["priority"] = 10.into());
-    let folder = sandbox.path("home/.config/sdrun");
+    let folder = sandbox.path(if cfg!(windows) { "home/sdrun" } else { "home/.config/sdrun" });
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("config.toml"), text).unwrap();
     sandbox

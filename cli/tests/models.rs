@@ -100,6 +100,21 @@ fn nodes_inside_branches_are_counted() {
     assert!(text.contains("3, 2 of them inside If") && text.contains("  bias f32 [4]"), "{text}");
 }
 
+/// Windows has an old limit of 260 characters, and old programs there know only one alphabet.
+#[test]
+fn paths_may_be_long_and_in_any_alphabet() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path("work").join(["Bildermodelle für 画像 и картинки"; 12].join("/"));
+    assert!(folder.to_str().unwrap().chars().count() > 300);
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("модель.onnx");
+    std::fs::write(&path, model("x")).unwrap();
+    let (code, json) = sandbox.json(&["inspect", path.to_str().unwrap()]);
+    assert_eq!((code, &json["inputs"][0]["name"]), (Some(0), &"x".into()));
+    let absent = path.with_extension("bin");
+    sandbox.run(&["inspect", absent.to_str().unwrap()]).fails(3, &["модель.bin"]);
+}
+
 #[test]
 fn passes_report_what_they_remove_and_fuse() {
     let sandbox = Sandbox::new();

@@ -119,6 +119,7 @@ fn a_full_disk_is_an_error() {
     sandbox.run(&["cache", "list", "--json=/dev/full"]).fails(7, &["/dev/full"]);
 }
 
+#[cfg(unix)]
 #[test]
 fn closed_streams_do_not_panic() {
     let sandbox = Sandbox::new();

@@ -8,7 +8,7 @@
 //! ```
 
 use crate::{
-    parts,
+    cross, parts,
     workspace::{Workspace, display, output, step},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -83,8 +83,7 @@ pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
 
 /// The release build for another target, in `target/dist-TARGET`.
 pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
-    let mut cargo = workspace.cargo();
-    cargo.arg("build").env("CARGO_BUILD_TARGET", target);
+    let mut cargo = cross::cargo(workspace, target, "build")?;
     let dist = release(workspace, &mut cargo, target, &format!("dist-{target}"))?;
     report_sizes(&dist.dir)?;
     Ok(dist)
@@ -326,7 +325,8 @@ fn lay_out_provider(
     Ok(parsed)
 }
 
-fn host_triple() -> Result<String> {
+/// This machine's target.
+pub(crate) fn host_triple() -> Result<String> {
     let version =
         output(Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));

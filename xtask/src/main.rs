@@ -1,7 +1,9 @@
 //! `cargo xtask …`: one command for each of a contributor's tasks.
 
+mod archive;
 mod bench;
 mod c_library;
+mod cross;
 mod debian;
 mod dist;
 mod fuzz;
@@ -24,11 +26,14 @@ cargo xtask COMMAND
 
   demo                       install what is missing, build, draw a picture, and run `sdrun bench --all-providers`
   test [--all]               install what is missing, and run every check and test that is not slow; --all runs the
-                             slow ones, too: MIGraphX, valgrind, full-size models, models of others, a kit in a bare folder
+                             slow ones, too: MIGraphX, valgrind, full-size models, models of others, a kit in a bare folder,
+                             Windows in Wine, ARM in QEMU
+  test --target TRIPLE       run what Wine (x86_64-pc-windows-gnu) or QEMU (aarch64-unknown-linux-gnu) can run of the tests
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   install MIGraphX's libraries for tests, from Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
   dist --target TRIPLE       build for another system, into target/dist-TRIPLE (see CONTRIBUTING.md)
+  archive [TRIPLE]           build like `dist`, and pack what a user downloads into target/archives
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, stable-diffusion.cpp,
                              shapes, generate, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
                              SDRUN_MIGRAPHX_DIR
@@ -60,6 +65,7 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["demo"] => demo(&Workspace::find()?),
         ["test"] => test::run_all(&Workspace::find()?, test::Extent::Usual),
         ["test", "--all"] => test::run_all(&Workspace::find()?, test::Extent::All),
+        ["test", "--target", triple] => test::run_elsewhere(&Workspace::find()?, triple),
         ["setup"] => {
             let workspace = Workspace::find()?;
             let dist = setup::compilers().and_then(|()| dist::for_use(&workspace))?;
@@ -74,6 +80,14 @@ fn run(arguments: &[&str]) -> Result<()> {
             c_library::lay_out(&workspace, &dist::for_tests(&workspace)?).map(drop)
         }
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
+        ["archive"] => {
+            let workspace = Workspace::find()?;
+            archive::pack(&workspace, &dist::for_use(&workspace)?, &dist::host_triple()?).map(drop)
+        }
+        ["archive", triple] => {
+            let workspace = Workspace::find()?;
+            archive::pack(&workspace, &dist::for_target(&workspace, triple)?, triple).map(drop)
+        }
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["wheel"] => {
             let workspace = Workspace::find()?;

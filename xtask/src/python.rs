@@ -30,6 +30,8 @@ pub(crate) enum Packages {
     Serve,
     /// Ray Serve.
     Cluster,
+    /// zig, as the compiler and linker for Apple's systems.
+    Apple,
 }
 
 impl Packages {
@@ -39,6 +41,7 @@ impl Packages {
             Packages::Bench => "bench",
             Packages::Serve => "serve",
             Packages::Cluster => "cluster",
+            Packages::Apple => "apple",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs every check and every test in sequence, even after a failure.
 
 use crate::{
-    c_library, debian,
+    c_library, cross, debian,
     dist::{self, Dist},
     kit,
     python::{Packages, Python},
@@ -33,7 +33,7 @@ pub(crate) enum Extent {
 
 /// What only [`Extent::All`] runs.
 const SLOW: &str = "MIGraphX (with its libraries from Debian), the C library under valgrind, the Ray cluster, full-size models, models \
-     of others, a kit in a bare folder";
+     of others, a kit in a bare folder, Windows in Wine, ARM in QEMU";
 
 /// Runs the tests. Fails if anything failed.
 pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
@@ -212,10 +212,54 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         }
         Err(error) => tally.fail("Models of others", &error),
     }
+    for triple in [cross::WINDOWS, cross::ARM] {
+        if let Err(error) = elsewhere(workspace, triple, tally) {
+            tally.fail(&format!("Tests on {triple}"), &error);
+        }
+    }
     tally.stage("Full-size models");
     let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "full_size"];
     tally.count(&mut tests(&only))?;
     Ok(())
+}
+
+/// Runs the tests that need nothing but what cargo builds on another system: with Wine or QEMU.
+pub(crate) fn run_elsewhere(workspace: &Workspace, triple: &str) -> Result<()> {
+    let mut tally = Tally::default();
+    if let Err(error) = elsewhere(workspace, triple, &mut tally) {
+        tally.fail("setup", &error);
+    }
+    tally.report()
+}
+
+fn elsewhere(workspace: &Workspace, triple: &str, tally: &mut Tally) -> Result<()> {
+    tally.begin(&format!("{triple}, set up"));
+    let environment = cross::runner(workspace, triple)?;
+    let mut mock = cross::cargo(workspace, triple, "build")?;
+    run(mock.args(["--package=sdrun-mock-plugin", "--lib", "--examples"]))?;
+    let mut tests = cross::cargo(workspace, triple, "test")?;
+    tests.args(["--no-fail-fast", "--lib"]).envs(environment);
+    tests.env("SDRUN_TEST_LIBRARIES", workspace.target.join(triple).join("debug"));
+    tests.args(
+        ["abi", "files", "graph", "weights", "provider-common", "provider-ggml"]
+            .map(|name| format!("--package=sdrun-{name}")),
+    );
+    // QEMU runs a program, not those that it starts.
+    if triple != cross::ARM || cfg!(target_arch = "aarch64") {
+        tests.args([
+            "--package=sdrun",
+            "--package=sdrun-diffusion",
+            "--package=sdrun-server",
+            "--package=sdrun-cli",
+            "--bins",
+        ]);
+        tests.args(["worker", "worker_faults", "engines"].map(|name| format!("--test={name}")));
+        tests.args(
+            ["config", "exit", "help", "models", "output", "providers"].map(|name| format!("--test={name}")),
+        );
+    }
+    tally.stage(&format!("Tests on {triple}"));
+    tally.count(&mut tests)
 }
 
 /// What the tests of the server's clients need: Python with the clients, and a browser.

@@ -13,7 +13,7 @@ use sdrun::{
     BuildOptions, EngineManifest, WeightReport,
     abi::{Device, Error},
     check_weights,
-    graph::{Graph, WeightsPolicy, passes},
+    graph::{Graph, Placement, WeightRef, WeightsPolicy, passes},
 };
 use serde::Serialize;
 use std::{
@@ -68,8 +68,13 @@ pub(crate) struct Args {
 
 /// Writes the graph before and after [`passes::ALL`].
 fn dump(bound: &Graph, folder: &Path) -> anyhow::Result<()> {
+    // A weight's own name need not be a file name on every system.
+    let left_out = |_: &str, weight: &WeightRef| {
+        let length = weight.dtype.bytes_of(&weight.shape).unwrap_or_default() as u64;
+        Ok(Placement::External { location: "left-out".into(), offset: 0, length })
+    };
     let write = |name: &str, graph: &Graph| -> anyhow::Result<()> {
-        let bytes = graph.to_onnx_stripped().map_err(sdrun::Error::from)?;
+        let bytes = graph.to_onnx(left_out).map_err(sdrun::Error::from)?;
         files::write(&folder.join(name), |out| out.write_all(&bytes))
     };
     if folder.exists() && !folder.is_dir() {

@@ -52,6 +52,7 @@ impl Sandbox {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.path("home"))
+            .env("APPDATA", self.path("home"))
             .env("SDRUN_DATA_DIR", self.path("data"))
             .env("SDRUN_CACHE_DIR", self.path("cache"))
             // Replaces all other places, such as the folder beside the executable.
@@ -59,6 +60,8 @@ impl Sandbox {
             .env("COLUMNS", "100")
             .current_dir(self.path("work"))
             .stdin(std::process::Stdio::null());
+        // Without it, Windows does not find its own libraries.
+        command.envs(std::env::var_os("SystemRoot").map(|folder| ("SystemRoot", folder)));
         command
     }
 

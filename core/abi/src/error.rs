@@ -138,7 +138,7 @@ impl Error {
         let code = match error.kind() {
             NotFound => ErrorCode::NotFound,
             PermissionDenied | ReadOnlyFilesystem => ErrorCode::PermissionDenied,
-            NotADirectory | IsADirectory | InvalidFilename => ErrorCode::InvalidArgument,
+            NotADirectory | IsADirectory | InvalidFilename | AlreadyExists => ErrorCode::InvalidArgument,
             StorageFull | QuotaExceeded | OutOfMemory | FileTooLarge => ErrorCode::ResourceExhausted,
             UnexpectedEof => ErrorCode::DataLoss,
             // The disk fails (EIO; ERROR_CRC).

@@ -1,8 +1,9 @@
+use same_file::is_same_file;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     collections::BTreeSet,
     fs::{File, Metadata, OpenOptions},
-    io::{self, Read},
+    io::Read,
     path::{Path, PathBuf},
     sync::{Mutex, OnceLock},
 };
@@ -134,7 +135,7 @@ pub fn remember_input(path: &Path) {
 pub fn forget_input(path: &Path) {
     if let Some(inputs) = INPUTS.get() {
         let mut inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        inputs.retain(|input| !same_file(input, path).unwrap_or(false));
+        inputs.retain(|input| !is_same_file(input, path).unwrap_or(false));
     }
 }
 
@@ -142,19 +143,7 @@ pub fn forget_input(path: &Path) {
 pub(crate) fn is_input(path: &Path) -> bool {
     let Some(inputs) = INPUTS.get() else { return false };
     let inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    inputs.iter().any(|input| same_file(input, path).unwrap_or(false))
-}
-
-/// Compares file identities if the system supports it, so that hard links count as one file.
-fn same_file(a: &Path, b: &Path) -> io::Result<bool> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let (a, b) = (std::fs::metadata(a)?, std::fs::metadata(b)?);
-        Ok((a.dev(), a.ino()) == (b.dev(), b.ino()))
-    }
-    #[cfg(not(unix))]
-    Ok(a.canonicalize()? == b.canonicalize()?)
+    inputs.iter().any(|input| is_same_file(input, path).unwrap_or(false))
 }
 
 #[cfg(test)]

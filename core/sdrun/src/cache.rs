@@ -6,6 +6,7 @@ use sdrun_files::{Existing, Links, open_lock};
 use serde::Serialize;
 use std::{
     fs::{File, TryLockError},
+    io,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -220,9 +221,18 @@ impl Cache {
 
     /// Regular files directly in the folder with this extension, sorted.
     fn files(&self, extension: &str) -> Result<Vec<PathBuf>> {
+        // Windows calls a folder below a file not found.
+        let is_below_a_file = || self.root.ancestors().find(|p| p.exists()).is_some_and(Path::is_file);
         let dir = match std::fs::read_dir(&self.root) {
             Ok(dir) => dir,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && is_below_a_file() => {
+                return Err(Error::io(
+                    "read the cache folder",
+                    &self.root,
+                    &io::ErrorKind::NotADirectory.into(),
+                ));
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(Error::io("read the cache folder", &self.root, &e)),
         };
         let mut files: Vec<PathBuf> = dir

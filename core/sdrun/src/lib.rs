@@ -48,6 +48,8 @@ mod tensor;
 pub mod trust;
 pub mod verify;
 mod weight_files;
+#[cfg(windows)]
+mod windows;
 pub mod worker;
 
 pub use cache::{Cache, CacheContent, CacheEntry, GcLimits};

@@ -1,4 +1,4 @@
-//! Loading a plugin library: the one unsafe module of this crate besides the mapping of files.
+//! Loading a plugin library.
 #![allow(unsafe_code)]
 
 use sdrun_abi::{Error, ErrorCode, Provide, Result, ffi::Plugin, ffi::raw::QueryFn};
@@ -44,8 +44,12 @@ pub(crate) fn load(path: &Path) -> Result<Plugin> {
     // SAFETY: the callers vouch for the file.
     let library = unsafe { open(path) }.map_err(refused)?;
     // SAFETY: the symbol's type is fixed by its name (`…_v1`).
-    let query = *unsafe { library.get::<QueryFn>(sdrun_abi::QUERY_SYMBOL) }.map_err(|e| {
-        refused(e).with_hint("this file is not an sdrun plugin, or one for another ABI version")
+    let query = *unsafe { library.get::<QueryFn>(sdrun_abi::QUERY_SYMBOL) }.map_err(|_| {
+        let message =
+            format!("cannot load plugin {}: it has no function {}", path.display(), sdrun_abi::QUERY_SYMBOL);
+        Error::new(ErrorCode::FailedPrecondition, message)
+            .with_file(path)
+            .with_hint("this file is not an sdrun plugin, or one for another ABI version")
     })?;
     std::mem::forget(library);
     // SAFETY: the library is never unloaded.

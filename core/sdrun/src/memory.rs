@@ -5,6 +5,7 @@ use sdrun_abi::{
     Assessment, Capabilities, Device, DeviceKind, Error as AbiError, ErrorCode, Hint, MemoryEstimate,
 };
 use sdrun_graph::{Footprint, footprint};
+use sysinfo::System;
 
 /// The main memory in messages.
 const MAIN: &str = "main memory";
@@ -92,30 +93,37 @@ fn check_fits(what: &str, needed: u64, place: &str, there: Option<u64>) -> sdrun
     }
 }
 
-/// Bytes of main memory that this process can still use; `None` if the system does not report it (outside Linux).
+/// Bytes of main memory that this process can still use; `None` if the system does not report it.
 pub fn available() -> Option<u64> {
-    let free = kilobytes("/proc/meminfo", "MemAvailable:")?;
+    let free = Some(machine().available_memory()).filter(|free| *free > 0)?;
     Some(cgroup_room().map_or(free, |room| room.min(free)))
 }
 
-/// Bytes of memory and swap space of the machine, or what its control group may use; `None` if the system does not report it (outside Linux).
+/// Bytes of memory and swap space of the machine, or what its control group may use; `None` if the system does not report it.
 pub(crate) fn total() -> Option<u64> {
-    let swap = kilobytes("/proc/meminfo", "SwapTotal:").unwrap_or(0);
-    let all = kilobytes("/proc/meminfo", "MemTotal:")?.saturating_add(swap);
+    let machine = machine();
+    let all = machine.total_memory().saturating_add(machine.total_swap());
+    let all = Some(all).filter(|all| *all > 0)?;
     Some(cgroup("memory.max").map_or(all, |limit| limit.min(all)))
 }
 
-/// Peak resident memory of a process in bytes (`VmHWM`; includes shared memory). `None` if the system does not report it (outside Linux)
-/// or the process has ended.
-pub(crate) fn peak_rss(pid: u32) -> Option<u64> {
-    kilobytes(&format!("/proc/{pid}/status"), "VmHWM:")
+fn machine() -> System {
+    let mut system = System::new();
+    system.refresh_memory();
+    system
 }
 
-/// A line `key 123 kB` of a file, in bytes.
-fn kilobytes(file: &str, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(key))?;
-    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+/// Peak resident memory of a process in bytes (`VmHWM`, `PeakWorkingSetSize`; includes shared memory). `None` if the system does not
+/// report it (macOS) or the process has ended.
+pub(crate) fn peak_rss(pid: u32) -> Option<u64> {
+    #[cfg(windows)]
+    return crate::windows::peak_memory(pid);
+    #[cfg(not(windows))]
+    {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let kilobytes = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"))?;
+        kilobytes.trim().parse::<u64>().ok()?.checked_mul(1024)
+    }
 }
 
 /// A number that the control group (version 2) of this process has in a file.

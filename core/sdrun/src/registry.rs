@@ -325,11 +325,10 @@ impl Registry {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn a_pipe_or_an_endless_file_in_place_of_a_manifest_is_skipped() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,12 @@
 use sdrun_abi::{Error, ErrorCode, Result};
-use std::{fs, path::PathBuf, process::Command, str::FromStr, sync::OnceLock, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+    str::FromStr,
+    sync::OnceLock,
+    time::Duration,
+};
 
 /// The calls in which a fault can occur.
 pub(crate) const CALLS: [&str; 14] = [
@@ -175,7 +182,10 @@ impl Fault {
             Fault::Panic => panic!("the mock panics in {call}"),
             Fault::Hang => hang(),
             Fault::HelperThenHang => {
-                if let Ok(helper) = Command::new("sleep").arg("600").spawn() {
+                // A worker waits for its host.
+                let program = std::env::current_exe().unwrap_or_default();
+                let helper = Command::new(program).arg("none").stdin(Stdio::piped()).spawn();
+                if let Ok(helper) = &helper {
                     eprintln!("helper {}", helper.id());
                 }
                 hang()

@@ -391,8 +391,13 @@ fn external_weights_are_located_and_external_constants_are_read() {
     assert!(place.is_absolute() && place.ends_with("w.bin"));
     assert_eq!(weight.read("w").unwrap(), ramp(&[2, 3]).data());
 
+    // Windows refuses to change files that are mapped.
+    if cfg!(unix) {
+        fs::write(dir.path().join("w.bin"), [0; 31]).unwrap();
+        assert!(weight.read("w").unwrap_err().to_string().contains("shorter"));
+    }
+    drop(graph);
     fs::write(dir.path().join("w.bin"), [0; 31]).unwrap();
-    assert!(weight.read("w").unwrap_err().to_string().contains("shorter"));
     let error = Graph::open(&path, &OpenOptions::default()).unwrap_err().to_string();
     assert!(error.contains("which has 31"), "{error}");
 }

@@ -40,6 +40,8 @@ pub(super) struct Process {
     state: Mutex<State>,
     changed: Condvar,
     pub(super) stderr: Tail,
+    #[cfg(windows)]
+    job: crate::windows::Job,
 }
 
 struct State {
@@ -54,19 +56,25 @@ impl Process {
         mut command: Command,
         mark: String,
     ) -> io::Result<(Arc<Self>, ChildStdin, Receiver<Event>)> {
-        // A process group of its own, so that compilers started by the vendor's runtime die with it. PR_SET_PDEATHSIG
-        // is not used: it fires when the *thread* that started the worker ends. If the host dies, the worker sees the
-        // end of its stdin.
+        // A process group of its own (on Windows a job), so that compilers started by the vendor's runtime die with it.
+        // PR_SET_PDEATHSIG is not used: it fires when the *thread* that started the worker ends. If the host dies, the
+        // worker sees the end of its stdin.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
+        #[cfg(windows)]
+        let job = crate::windows::Job::of(&child).inspect_err(|_| {
+            let _ = child.kill();
+        })?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let process = Arc::new(Process {
             pid: child.id(),
             state: Mutex::new(State { child, ending: None }),
             changed: Condvar::new(),
             stderr: Tail::new(mark),
+            #[cfg(windows)]
+            job,
         });
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
             process.kill();
@@ -134,8 +142,10 @@ impl Process {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
-    #[cfg(not(unix))]
-    fn kill_group(&self) {}
+    #[cfg(windows)]
+    fn kill_group(&self) {
+        self.job.kill();
+    }
 
     /// Waits for the process to end, and kills it after `patience`; returns whether it had to.
     fn reap(&self, patience: Duration) -> bool {
@@ -157,19 +167,19 @@ impl Process {
     /// Kills children that a dead worker has left running, since they may hold its pipes open. (The reader thread,
     /// which reaps, waits for the end of stdout.)
     pub(super) fn notice_end(&self) {
-        self.clear_away(&self.state());
+        self.clear_away(&mut self.state());
     }
 
-    fn clear_away(&self, state: &State) {
+    fn clear_away(&self, state: &mut State) {
         // Until the process is reaped, the number of its group cannot be reused.
-        if state.ending.is_none() && self.has_ended() {
+        if state.ending.is_none() && self.has_ended(&mut state.child) {
             self.kill_group();
         }
     }
 
     fn try_reap(&self) -> bool {
         let mut state = self.state();
-        self.clear_away(&state);
+        self.clear_away(&mut state);
         if state.ending.is_none() {
             state.ending = match state.child.try_wait() {
                 Ok(status) => status.map(Ending::Status),
@@ -179,8 +189,9 @@ impl Process {
         state.ending.is_some()
     }
 
+    /// Does not reap it.
     #[cfg(unix)]
-    fn has_ended(&self) -> bool {
+    fn has_ended(&self, _: &mut Child) -> bool {
         use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         i32::try_from(self.pid)
@@ -188,9 +199,9 @@ impl Process {
             .and_then(Pid::from_raw)
             .is_some_and(|pid| waitid(WaitId::Pid(pid), options).is_ok_and(|status| status.is_some()))
     }
-    #[cfg(not(unix))]
-    fn has_ended(&self) -> bool {
-        false
+    #[cfg(windows)]
+    fn has_ended(&self, child: &mut Child) -> bool {
+        matches!(child.try_wait(), Ok(Some(_)))
     }
 
     /// How it ended; `None` if it has not ended within `limit`.
@@ -213,6 +224,13 @@ impl std::fmt::Display for Ending {
                 None => write!(f, "signal {signal}"),
             };
         }
+        #[cfg(windows)]
+        if let Some(code) = status.code().map(|code| code as u32).filter(|code| *code >= 0xC000_0000) {
+            return match exception_name(code) {
+                Some(name) => write!(f, "exception {code:#X}, {name}"),
+                None => write!(f, "exception {code:#X}"),
+            };
+        }
         match status.code() {
             Some(code) => write!(f, "exit code {code}"),
             None => write!(f, "{status}"),
@@ -233,7 +251,10 @@ pub(crate) fn was_killed(status: ExitStatus) -> bool {
     return std::os::unix::process::ExitStatusExt::signal(&status)
         == Some(rustix::process::Signal::KILL.as_raw());
     #[cfg(not(unix))]
-    return false;
+    {
+        let _ = status;
+        false
+    }
 }
 
 #[cfg(unix)]
@@ -254,6 +275,26 @@ fn signal_name(number: i32) -> Option<&'static str> {
     ]
     .into_iter()
     .find_map(|(signal, name)| (signal.as_raw() == number).then_some(name))
+}
+
+/// Names of the codes with which Windows ends a process (ntstatus.h).
+#[cfg(windows)]
+fn exception_name(code: u32) -> Option<&'static str> {
+    [
+        (0xC000_0005, "access violation"),
+        (0xC000_0006, "a mapped file cannot be read"),
+        (0xC000_0017, "out of memory"),
+        (0xC000_001D, "illegal instruction"),
+        (0xC000_0094, "division by zero"),
+        (0xC000_00FD, "stack overflow"),
+        (0xC000_0135, "a DLL is missing"),
+        (0xC000_0139, "a DLL lacks a function"),
+        (0xC000_013A, "Ctrl-C"),
+        (0xC000_0374, "heap corruption"),
+        (0xC000_0409, "fail-fast"),
+    ]
+    .into_iter()
+    .find_map(|(known, name)| (known == code).then_some(name))
 }
 
 #[cfg(unix)]

@@ -68,7 +68,7 @@ impl WorkerProvider {
     }
 
     /// Peak resident memory of the worker in bytes (`VmHWM`; includes shared memory). `None` if the system does not
-    /// report it (outside Linux) or the worker has ended.
+    /// report it (macOS) or the worker has ended.
     pub fn peak_rss(&self) -> Option<u64> {
         crate::memory::peak_rss(self.pid())
     }

@@ -37,6 +37,9 @@ pub fn worker_main() -> ExitCode {
     }
 }
 
+#[cfg(windows)]
+use crate::windows::own_pipes;
+
 /// Takes over stdin and stdout: output of the vendor's code goes to stderr, and its reads return nothing.
 #[cfg(unix)]
 fn own_pipes() -> io::Result<(File, File)> {
@@ -45,16 +48,6 @@ fn own_pipes() -> io::Result<(File, File)> {
     let output = fcntl_dupfd_cloexec(io::stdout(), 3)?;
     stdio::dup2_stdin(File::open("/dev/null")?)?;
     stdio::dup2_stdout(io::stderr())?;
-    Ok((input.into(), output.into()))
-}
-
-/// The standard handles are not redirected: a plugin that prints to stdout breaks the protocol, which ends the
-/// worker.
-#[cfg(windows)]
-fn own_pipes() -> io::Result<(File, File)> {
-    use std::os::windows::io::AsHandle;
-    let input = io::stdin().as_handle().try_clone_to_owned()?;
-    let output = io::stdout().as_handle().try_clone_to_owned()?;
     Ok((input.into(), output.into()))
 }
 

@@ -9,7 +9,10 @@ use sdrun::{
     graph::proto,
 };
 use serde_json::{Value, json};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// A user with the mock provider.
 pub(crate) struct Lab {
@@ -24,14 +27,21 @@ impl Lab {
 
     /// The mock, with these fields in its manifest; other manifests; the order that the user prefers.
     pub(crate) fn with(mock: Value, others: &[PathBuf], order: &[&str]) -> Self {
-        use std::os::unix::fs::PermissionsExt;
+        // With permissions that sdrun trusts, whatever the umask.
+        #[cfg(unix)]
+        let allow = |path: &Path| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(path, mode).unwrap();
+        };
+        #[cfg(not(unix))]
+        let allow = |_: &Path| {};
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("plugin");
         fs::create_dir(&folder).unwrap();
-        fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
+        allow(&folder);
         let library = folder.join("libmock.so");
         fs::copy(support::mock(), &library).unwrap();
-        fs::set_permissions(&library, PermissionsExt::from_mode(0o755)).unwrap();
+        allow(&library);
         let identity = support::uninitialised_plugin().identity().clone();
         let mut manifest = json!({
             "file_format_version": "1.0.0",

@@ -9,10 +9,11 @@ use sdrun_abi::{
 };
 use std::{
     collections::{BTreeMap, HashMap},
+    env::consts::{DLL_PREFIX, DLL_SUFFIX},
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Mutex, OnceLock,
+        LazyLock, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, Instant},
@@ -21,8 +22,13 @@ use std::{
 pub(crate) const WORKER: &str = env!("CARGO_BIN_EXE_sdrun-worker");
 
 /// The mock crate's libraries by target name, built on first use: cargo tells a dependent the path of a binary, but
-/// not of a cdylib.
+/// not of a cdylib. `SDRUN_TEST_LIBRARIES` names the folder of libraries that are built, for systems that do not run cargo.
 pub(crate) fn library(target: &str) -> PathBuf {
+    if let Some(folder) = std::env::var_os("SDRUN_TEST_LIBRARIES").map(here) {
+        let name = format!("{DLL_PREFIX}{target}{DLL_SUFFIX}");
+        let places = [folder.join(&name), folder.join("examples").join(&name)];
+        return places.into_iter().find(|file| file.is_file()).expect("the libraries are built");
+    }
     static BUILT: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         let target_dir = folder().parent().unwrap();
@@ -55,7 +61,13 @@ pub(crate) fn mock() -> PathBuf {
 
 /// Cargo's folder for test output.
 pub(crate) fn folder() -> &'static Path {
-    Path::new(env!("CARGO_TARGET_TMPDIR"))
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| here(env!("CARGO_TARGET_TMPDIR")));
+    &FOLDER
+}
+
+/// A path of the system that built the tests. Wine reads it as one on the current drive.
+fn here(path: impl AsRef<Path>) -> PathBuf {
+    std::path::absolute(path).unwrap()
 }
 
 /// Maximum time that a test waits for an expected event. These tests are about hangs.
@@ -73,7 +85,7 @@ pub(crate) fn patient() -> Limits {
 
 pub(crate) fn config(limits: Limits) -> WorkerConfig {
     WorkerConfig {
-        worker: WORKER.into(),
+        worker: here(WORKER),
         loader: Vec::new(),
         // A backtrace would hide a panic's message in the last words.
         env: vec![("RUST_BACKTRACE".into(), "0".into())],
@@ -375,9 +387,33 @@ pub(crate) fn all_calls(provider: &dyn Provider, behaviour: &str) -> Result<(), 
     Ok(())
 }
 
+/// How the end of a process that aborted is described.
+pub(crate) const ABORTED: &str =
+    if cfg!(windows) { "exception 0xC0000409, fail-fast" } else { "signal 6, SIGABRT" };
+
+fn status(pid: u32) -> Option<sysinfo::ProcessStatus> {
+    let pid = sysinfo::Pid::from_u32(pid);
+    let mut system = sysinfo::System::new();
+    system.refresh_processes(sysinfo::ProcessesToUpdate::Some(&[pid]), true);
+    Some(system.process(pid)?.status())
+}
+
+/// Whether there is such a process. It may be a zombie.
+pub(crate) fn exists(pid: u32) -> bool {
+    status(pid).is_some()
+}
+
 /// Whether a process exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    status(pid).is_some_and(|status| status != sysinfo::ProcessStatus::Zombie)
+}
+
+/// Kills a process from outside.
+pub(crate) fn kill(pid: u32) {
+    let pid = pid.to_string();
+    let arguments = if cfg!(windows) { vec!["/F", "/PID", &pid] } else { vec!["-9", &pid] };
+    let killed = Command::new(if cfg!(windows) { "taskkill" } else { "kill" }).args(arguments).status();
+    assert!(killed.unwrap().success());
 }
 
 /// Waits for something that must happen soon, but at an unknown time.

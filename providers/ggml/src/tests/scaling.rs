@@ -12,7 +12,7 @@ use sdrun_weights::builtin;
 const FLOORS: [f64; 3] = [0.85, 0.75, 0.7];
 /// Lower limits for networks with too little work to share: text encoders have 77 tokens, ESRGAN's layers few filters.
 const OTHERS: &[(&str, [f64; 3])] = &[
-    ("sd21/text-encoder", [0.8, 0.75, 0.55]),
+    ("sd21/text-encoder", [0.8, 0.7, 0.55]),
     ("sdxl/text-encoder-2", [0.8, 0.7, 0.55]),
     ("esrgan/x4", [0.95, 0.45, 0.65]),
     ("esrgan/x4-6-blocks", [0.95, 0.5, 0.65]),

@@ -338,13 +338,29 @@ mod tests {
         *,
     };
 
+    /// `a * b + c`, rounded once. `mul_add` calls the C library on processors without that instruction, and MinGW's rounds twice.
+    fn fused(a: f32, b: f32, c: f32) -> f32 {
+        // The product of two f32 is exact in f64. Rounding the sum to odd there makes a second rounding harmless.
+        let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+        let sum = product + c;
+        let part = sum - product;
+        let lost = (product - (sum - part)) + (c - part);
+        let odd = sum.to_bits() & 1 == 1;
+        let sum = match lost {
+            _ if odd || lost == 0.0 || !sum.is_finite() => sum,
+            _ if (lost > 0.0) == (sum > 0.0) => f64::from_bits(sum.to_bits() + 1),
+            _ => f64::from_bits(sum.to_bits() - 1),
+        };
+        sum as f32
+    }
+
     /// The product in scalar steps, each fused as in the loops.
     fn scalar(factors: Factors<'_>, tile: &mut [f32]) {
         let Factors { panel, up, rank, scale } = factors;
         for (row, values) in tile.chunks_exact_mut(PANEL).enumerate() {
             for (column, value) in values.iter_mut().enumerate() {
-                let term = |sum: f32, k: usize| up[row * rank + k].mul_add(panel[k * PANEL + column], sum);
-                *value = scale.mul_add((0..rank).fold(0.0, term), *value);
+                let term = |sum: f32, k: usize| fused(up[row * rank + k], panel[k * PANEL + column], sum);
+                *value = fused(scale, (0..rank).fold(0.0, term), *value);
             }
         }
     }

@@ -1,0 +1,71 @@
+//! `cargo xtask archive [TRIPLE]`: a release as one file, with its checksum and its bill of materials.
+//!
+//! ```text
+//! target/archives/sdrun-VERSION-TRIPLE.zip
+//! target/archives/sdrun-VERSION-TRIPLE.zip.sha256   for `sha256sum --check`
+//! target/archives/sdrun-VERSION-TRIPLE.cdx.json
+//! ```
+//!
+//! A ZIP file opens everywhere without tools, and keeps which files are programs. The same files make the same archive: entries are
+//! sorted and have no date.
+
+use crate::{
+    dist::{Dist, sha256},
+    workspace::{Workspace, step},
+};
+use anyhow::{Context, Result};
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+/// Packs `dist`, which was built for a target, into `target/archives`. Returns the archive.
+pub(crate) fn pack(workspace: &Workspace, dist: &Dist, triple: &str) -> Result<PathBuf> {
+    step("Packing the archive");
+    let folder = workspace.target.join("archives");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let name = format!("sdrun-{}-{triple}", env!("CARGO_PKG_VERSION"));
+    let archive = folder.join(format!("{name}.zip"));
+    let mut zip = ZipWriter::new(
+        File::create(&archive).with_context(|| format!("cannot create {}", archive.display()))?,
+    );
+    let mut files = Vec::new();
+    list(&dist.dir, &mut files)?;
+    files.sort();
+    for file in &files {
+        let inside = file.strip_prefix(&dist.dir)?.iter().map(OsStr::to_string_lossy);
+        let inside: Vec<_> = [name.as_str().into()].into_iter().chain(inside).collect();
+        let text = file.extension().is_some_and(|extension| extension == "json" || extension == "txt");
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Deflated)
+            .compression_level(Some(9))
+            .unix_permissions(if text { 0o644 } else { 0o755 });
+        zip.start_file(inside.join("/"), options)?;
+        io::copy(
+            &mut File::open(file).with_context(|| format!("cannot read {}", file.display()))?,
+            &mut zip,
+        )?;
+    }
+    zip.finish()?;
+    let sum = format!("{}  {name}.zip\n", sha256(&archive)?);
+    fs::write(folder.join(format!("{name}.zip.sha256")), sum)?;
+    fs::copy(dist.dir.join("sdrun.cdx.json"), folder.join(format!("{name}.cdx.json")))?;
+    println!("   {:>8.2} MB  {}", fs::metadata(&archive)?.len() as f64 / 1e6, archive.display());
+    Ok(archive)
+}
+
+/// All files below a folder.
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            list(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}

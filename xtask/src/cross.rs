@@ -1,0 +1,126 @@
+//! Compilers for other systems on Linux, and what runs their programs there: MinGW-w64 and Wine for Windows, GCC and QEMU for ARM, zig for
+//! Apple's systems, whose programs run nowhere else.
+
+use crate::{
+    dist::host_triple,
+    python::{Packages, Python},
+    setup::apt_install,
+    workspace::{Workspace, output, run, step},
+};
+use anyhow::{Context, Result, bail, ensure};
+use std::{env, ffi::OsString, fs, path::Path, process::Command};
+
+/// Windows on x86-64.
+pub(crate) const WINDOWS: &str = "x86_64-pc-windows-gnu";
+/// Linux on ARM.
+pub(crate) const ARM: &str = "aarch64-unknown-linux-gnu";
+/// macOS on Apple silicon and on Intel.
+pub(crate) const APPLE: [&str; 2] = ["aarch64-apple-darwin", "x86_64-apple-darwin"];
+
+/// Whether this system's own compilers and loader do for a target.
+fn is_native(triple: &str) -> Result<bool> {
+    Ok(!cfg!(target_os = "linux") || triple == host_triple()?)
+}
+
+/// `cargo COMMAND --target TRIPLE` with what it needs. Installs what is missing. Variables that are set already stay.
+pub(crate) fn cargo(workspace: &Workspace, triple: &str, command: &str) -> Result<Command> {
+    let mut cargo = workspace.cargo();
+    if !is_native(triple)? {
+        step(&format!("Compilers for {triple}"));
+        standard_library(triple)?;
+        if APPLE.contains(&triple) {
+            let python = Python::with(workspace, Packages::Apple)?;
+            let mut zigbuild = Command::new(python.program("cargo-zigbuild"));
+            zigbuild.current_dir(&workspace.root).env("PATH", python.path()?);
+            // zig brings Apple's C library; the rest is declared here.
+            zigbuild.env("SDKROOT", workspace.root.join("xtask/apple"));
+            zigbuild.args([if command == "build" { "zigbuild" } else { command }, "--target", triple]);
+            return Ok(zigbuild);
+        }
+        let (prefix, suffix, packages): (_, _, &[&str]) = match triple {
+            WINDOWS => (
+                "x86_64-w64-mingw32",
+                "-posix",
+                &["gcc-mingw-w64-x86-64-posix", "g++-mingw-w64-x86-64-posix"],
+            ),
+            ARM => ("aarch64-linux-gnu", "", &["gcc-aarch64-linux-gnu", "g++-aarch64-linux-gnu"]),
+            _ => bail!(
+                "there are compilers for {WINDOWS}, {ARM}, {} and {}, not for {triple}",
+                APPLE[0],
+                APPLE[1]
+            ),
+        };
+        let [gcc, gxx] = ["gcc", "g++"].map(|name| format!("{prefix}-{name}{suffix}"));
+        if output(Command::new(&gxx).arg("--version")).is_err() {
+            apt_install(packages, &format!("{gxx} is missing"))?;
+        }
+        let key = triple.replace('-', "_");
+        let linker = format!("CARGO_TARGET_{}_LINKER", key.to_uppercase());
+        for (name, program) in [(format!("CC_{key}"), &gcc), (format!("CXX_{key}"), &gxx), (linker, &gcc)] {
+            if env::var_os(&name).is_none() {
+                cargo.env(name, program);
+            }
+        }
+    }
+    cargo.args([command, "--target", triple]);
+    Ok(cargo)
+}
+
+fn standard_library(triple: &str) -> Result<()> {
+    let folder = output(Command::new("rustc").args(["--print", "target-libdir", "--target", triple]))?;
+    if Path::new(folder.trim()).is_dir() {
+        return Ok(());
+    }
+    run(Command::new("rustup").args(["target", "add", triple]))
+}
+
+/// The variables with which cargo runs programs of a target.
+pub(crate) fn runner(workspace: &Workspace, triple: &str) -> Result<Vec<(String, OsString)>> {
+    let name = format!("CARGO_TARGET_{}_RUNNER", triple.replace('-', "_").to_uppercase());
+    match triple {
+        _ if is_native(triple)? => Ok(Vec::new()),
+        WINDOWS => {
+            let mut environment = wine(workspace)?;
+            environment.push((name, "wine".into()));
+            Ok(environment)
+        }
+        ARM => {
+            if output(Command::new("qemu-aarch64").arg("--version")).is_err() {
+                apt_install(&["qemu-user"], "qemu-aarch64 is missing")?;
+            }
+            Ok(vec![(name, "qemu-aarch64 -L /usr/aarch64-linux-gnu".into())])
+        }
+        _ => bail!("programs for {triple} do not run here"),
+    }
+}
+
+/// Wine with a C: drive in the target folder.
+fn wine(workspace: &Workspace) -> Result<Vec<(String, OsString)>> {
+    if output(Command::new("wine").arg("--version")).is_err() {
+        apt_install(&["wine", "wine64"], "Wine is missing")?;
+    }
+    let folder = workspace.target.join("tools/wine");
+    let environment = vec![
+        ("WINEPREFIX".to_string(), folder.clone().into_os_string()),
+        // No messages, and no windows that ask to install more.
+        ("WINEDEBUG".to_string(), "-all".into()),
+        ("WINEDLLOVERRIDES".to_string(), "mscoree,mshtml=".into()),
+    ];
+    let system = folder.join("drive_c/windows/system32");
+    let random = system.join("bcryptprimitives.dll");
+    if !random.exists() {
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        // It prints a warning about 32-bit programs.
+        output(Command::new("wine").args(["wineboot", "--init"]).envs(environment.clone()))?;
+        ensure!(system.is_dir(), "Wine made no C: drive in {}", folder.display());
+    }
+    if !random.exists() {
+        let source = workspace.root.join("xtask/wine/bcryptprimitives.c");
+        run(Command::new("x86_64-w64-mingw32-gcc-posix")
+            .args(["-shared", "-O1", "-o"])
+            .arg(&random)
+            .arg(source)
+            .arg("-ladvapi32"))?;
+    }
+    Ok(environment)
+}
