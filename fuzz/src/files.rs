@@ -21,13 +21,15 @@ use keys::{NETWORK, SLOTS};
 /// The most pixels of a picture, so that one input takes little time.
 const PIXELS: u64 = 1 << 20;
 
+/// Without room, a target would read nothing and find nothing.
+const ROOM: &str = "the temporary folder has room";
+
 /// Calls `read` with the path of a file that has these bytes. Some readers look at the ending.
 fn with_file(name: &str, bytes: &[u8], read: impl FnOnce(&Path)) {
-    let Ok(dir) = tempfile::tempdir() else { return };
+    let dir = tempfile::tempdir().expect(ROOM);
     let path = dir.path().join(name);
-    if fs::write(&path, bytes).is_ok() {
-        read(&path);
-    }
+    fs::write(&path, bytes).expect(ROOM);
+    read(&path);
 }
 
 pub(crate) fn safetensors(bytes: &[u8]) {
@@ -42,14 +44,12 @@ pub(crate) fn safetensors(bytes: &[u8]) {
 
 /// A folder with an index and one shard.
 pub(crate) fn sharded_index(bytes: &[u8]) {
-    let Ok(dir) = tempfile::tempdir() else { return };
+    let dir = tempfile::tempdir().expect(ROOM);
     let shard = tensors(&[("a.weight".into(), vec![2, 2])]);
-    let written = fs::write(dir.path().join("model-00001-of-00002.safetensors"), shard)
-        .and_then(|()| fs::write(dir.path().join("model.safetensors.index.json"), bytes));
-    if written.is_ok() {
-        checkpoint(&dir.path().join("model-00001-of-00002.safetensors"));
-        checkpoint(dir.path());
-    }
+    fs::write(dir.path().join("model-00001-of-00002.safetensors"), shard).expect(ROOM);
+    fs::write(dir.path().join("model.safetensors.index.json"), bytes).expect(ROOM);
+    checkpoint(&dir.path().join("model-00001-of-00002.safetensors"));
+    checkpoint(dir.path());
 }
 
 pub(crate) fn gguf(bytes: &[u8]) {

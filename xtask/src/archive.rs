@@ -6,7 +6,7 @@
 //! target/archives/sdrun-VERSION-TRIPLE.cdx.json
 //! ```
 //!
-//! A ZIP file opens everywhere without tools, and keeps which files are programs. The same files make the same archive: entries are
+//! A ZIP file opens everywhere without tools, and marks programs and libraries as executable. The same files make the same archive: entries are
 //! sorted and have no date.
 
 use crate::{
@@ -22,8 +22,8 @@ use std::{
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
-/// Packs `dist`, which was built for a target, into `target/archives`. Returns the archive.
-pub(crate) fn pack(workspace: &Workspace, dist: &Dist, triple: &str) -> Result<PathBuf> {
+/// Packs `dist`, which was built for a target, with our licences into `target/archives`.
+pub(crate) fn pack(workspace: &Workspace, dist: &Dist, triple: &str) -> Result<()> {
     step("Packing the archive");
     let folder = workspace.target.join("archives");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -35,14 +35,17 @@ pub(crate) fn pack(workspace: &Workspace, dist: &Dist, triple: &str) -> Result<P
     let mut files = Vec::new();
     list(&dist.dir, &mut files)?;
     files.sort();
-    for file in &files {
-        let inside = file.strip_prefix(&dist.dir)?.iter().map(OsStr::to_string_lossy);
+    let licences = ["LICENSE-APACHE", "LICENSE-MIT"].map(|file| workspace.root.join(file));
+    let ours = files.iter().map(|file| (&dist.dir, file));
+    for (folder, file) in ours.chain(licences.iter().map(|file| (&workspace.root, file))) {
+        let inside = file.strip_prefix(folder)?.iter().map(OsStr::to_string_lossy);
         let inside: Vec<_> = [name.as_str().into()].into_iter().chain(inside).collect();
-        let text = file.extension().is_some_and(|extension| extension == "json" || extension == "txt");
+        let data = licences.contains(file)
+            || file.extension().is_some_and(|extension| extension == "json" || extension == "txt");
         let options = SimpleFileOptions::default()
             .compression_method(CompressionMethod::Deflated)
             .compression_level(Some(9))
-            .unix_permissions(if text { 0o644 } else { 0o755 });
+            .unix_permissions(if data { 0o644 } else { 0o755 });
         zip.start_file(inside.join("/"), options)?;
         io::copy(
             &mut File::open(file).with_context(|| format!("cannot read {}", file.display()))?,
@@ -54,7 +57,7 @@ pub(crate) fn pack(workspace: &Workspace, dist: &Dist, triple: &str) -> Result<P
     fs::write(folder.join(format!("{name}.zip.sha256")), sum)?;
     fs::copy(dist.dir.join("sdrun.cdx.json"), folder.join(format!("{name}.cdx.json")))?;
     println!("   {:>8.2} MB  {}", fs::metadata(&archive)?.len() as f64 / 1e6, archive.display());
-    Ok(archive)
+    Ok(())
 }
 
 /// All files below a folder.

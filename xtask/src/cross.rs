@@ -17,53 +17,53 @@ pub(crate) const ARM: &str = "aarch64-unknown-linux-gnu";
 /// macOS on Apple silicon and on Intel.
 pub(crate) const APPLE: [&str; 2] = ["aarch64-apple-darwin", "x86_64-apple-darwin"];
 
-/// Whether this system's own compilers and loader do for a target.
+/// Whether this machine needs no cross-compiler or emulator for a target.
 fn is_native(triple: &str) -> Result<bool> {
     Ok(!cfg!(target_os = "linux") || triple == host_triple()?)
 }
 
-/// `cargo COMMAND --target TRIPLE` with what it needs. Installs what is missing. Variables that are set already stay.
+/// `cargo COMMAND --target TRIPLE`. Installs missing compilers, and keeps variables that you have set.
 pub(crate) fn cargo(workspace: &Workspace, triple: &str, command: &str) -> Result<Command> {
     let mut cargo = workspace.cargo();
-    if !is_native(triple)? {
-        step(&format!("Compilers for {triple}"));
-        standard_library(triple)?;
-        if APPLE.contains(&triple) {
-            let python = Python::with(workspace, Packages::Apple)?;
-            let mut zigbuild = Command::new(python.program("cargo-zigbuild"));
-            zigbuild.current_dir(&workspace.root).env("PATH", python.path()?);
-            // zig brings Apple's C library; the rest is declared here.
-            zigbuild.env("SDKROOT", workspace.root.join("xtask/apple"));
-            zigbuild.args([if command == "build" { "zigbuild" } else { command }, "--target", triple]);
-            return Ok(zigbuild);
-        }
-        let (prefix, suffix, packages): (_, _, &[&str]) = match triple {
-            WINDOWS => (
-                "x86_64-w64-mingw32",
-                "-posix",
-                &["gcc-mingw-w64-x86-64-posix", "g++-mingw-w64-x86-64-posix"],
-            ),
-            ARM => ("aarch64-linux-gnu", "", &["gcc-aarch64-linux-gnu", "g++-aarch64-linux-gnu"]),
-            _ => bail!(
-                "there are compilers for {WINDOWS}, {ARM}, {} and {}, not for {triple}",
-                APPLE[0],
-                APPLE[1]
-            ),
-        };
-        let [gcc, gxx] = ["gcc", "g++"].map(|name| format!("{prefix}-{name}{suffix}"));
-        if output(Command::new(&gxx).arg("--version")).is_err() {
-            apt_install(packages, &format!("{gxx} is missing"))?;
-        }
-        let key = triple.replace('-', "_");
-        let linker = format!("CARGO_TARGET_{}_LINKER", key.to_uppercase());
-        for (name, program) in [(format!("CC_{key}"), &gcc), (format!("CXX_{key}"), &gxx), (linker, &gcc)] {
-            if env::var_os(&name).is_none() {
-                cargo.env(name, program);
-            }
+    if is_native(triple)? {
+        cargo.args([command, "--target", triple]);
+        return Ok(cargo);
+    }
+    step(&format!("Compilers for {triple}"));
+    standard_library(triple)?;
+    if APPLE.contains(&triple) {
+        // zig brings Apple's C library; xtask/apple declares the rest.
+        cargo.env("PATH", Python::with(workspace, Packages::Apple)?.path()?);
+        cargo.env("SDKROOT", workspace.root.join("xtask/apple"));
+        cargo.args(["zigbuild", "--target", triple]);
+        return Ok(cargo);
+    }
+    let [gcc, gxx] = compilers(triple)?;
+    let key = triple.replace('-', "_");
+    let linker = format!("CARGO_TARGET_{}_LINKER", key.to_uppercase());
+    for (name, program) in [(format!("CC_{key}"), &gcc), (format!("CXX_{key}"), &gxx), (linker, &gcc)] {
+        if env::var_os(&name).is_none() {
+            cargo.env(name, program);
         }
     }
     cargo.args([command, "--target", triple]);
     Ok(cargo)
+}
+
+/// GCC for C and for C++.
+fn compilers(triple: &str) -> Result<[String; 2]> {
+    let (prefix, suffix, package) = match triple {
+        WINDOWS => ("x86_64-w64-mingw32", "-posix", "g++-mingw-w64-x86-64-posix"),
+        ARM => ("aarch64-linux-gnu", "", "g++-aarch64-linux-gnu"),
+        _ => {
+            bail!("there are compilers for {WINDOWS}, {ARM}, {} and {}, not for {triple}", APPLE[0], APPLE[1])
+        }
+    };
+    let found = ["gcc", "g++"].map(|name| format!("{prefix}-{name}{suffix}"));
+    if output(Command::new(&found[1]).arg("--version")).is_err() {
+        apt_install(&[package], &format!("{} is missing", found[1]))?;
+    }
+    Ok(found)
 }
 
 fn standard_library(triple: &str) -> Result<()> {
@@ -74,7 +74,7 @@ fn standard_library(triple: &str) -> Result<()> {
     run(Command::new("rustup").args(["target", "add", triple]))
 }
 
-/// The variables with which cargo runs programs of a target.
+/// The variables with which cargo runs programs of a target here.
 pub(crate) fn runner(workspace: &Workspace, triple: &str) -> Result<Vec<(String, OsString)>> {
     let name = format!("CARGO_TARGET_{}_RUNNER", triple.replace('-', "_").to_uppercase());
     match triple {
@@ -110,17 +110,14 @@ fn wine(workspace: &Workspace) -> Result<Vec<(String, OsString)>> {
     let random = system.join("bcryptprimitives.dll");
     if !random.exists() {
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        // It prints a warning about 32-bit programs.
+        // `output` hides its warning about missing 32-bit support.
         output(Command::new("wine").args(["wineboot", "--init"]).envs(environment.clone()))?;
         ensure!(system.is_dir(), "Wine made no C: drive in {}", folder.display());
     }
     if !random.exists() {
         let source = workspace.root.join("xtask/wine/bcryptprimitives.c");
-        run(Command::new("x86_64-w64-mingw32-gcc-posix")
-            .args(["-shared", "-O1", "-o"])
-            .arg(&random)
-            .arg(source)
-            .arg("-ladvapi32"))?;
+        let [gcc, _] = compilers(WINDOWS)?;
+        run(Command::new(gcc).args(["-shared", "-O1", "-o"]).arg(&random).arg(source).arg("-ladvapi32"))?;
     }
     Ok(environment)
 }

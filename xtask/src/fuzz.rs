@@ -102,7 +102,7 @@ fn one(workspace: &Workspace, program: &Path, name: &str, minutes: u32) -> Resul
         .arg(format!("-rss_limit_mb={MOST_MEMORY}"))
         .arg(format!("-artifact_prefix={}/", findings.display()))
         .args(["-print_final_stats=1", "-reload=0"]);
-    // Most targets write a file for each input. A disk would take nine tenths of the time.
+    // Most targets write a file for each input. On a disk, that takes nine tenths of the time.
     let memory = Path::new("/dev/shm");
     if memory.is_dir() {
         command.env("TMPDIR", memory);
@@ -140,7 +140,7 @@ fn interrupt_after(child: &mut Child, limit: Duration) -> Result<(ExitStatus, Du
     let started = Instant::now();
     let used = |id: u32| {
         let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-        // Fields 14 and 15, of all threads, in hundredths of a second. The name before may contain spaces.
+        // Fields 14 and 15: time of all threads in user and kernel mode, in 1/100 s. Count after the name, which may contain spaces.
         let fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
         let ticks: Option<u64> = fields.take(2).map(|ticks| ticks.parse::<u64>().ok()).sum();
         Some(Duration::from_millis(ticks? * 10))

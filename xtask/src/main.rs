@@ -28,7 +28,7 @@ cargo xtask COMMAND
   test [--all]               install what is missing, and run every check and test that is not slow; --all runs the
                              slow ones, too: MIGraphX, valgrind, full-size models, models of others, a kit in a bare folder,
                              Windows in Wine, ARM in QEMU
-  test --target TRIPLE       run what Wine (x86_64-pc-windows-gnu) or QEMU (aarch64-unknown-linux-gnu) can run of the tests
+  test --target TRIPLE       run the tests that work in Wine (x86_64-pc-windows-gnu) or QEMU (aarch64-unknown-linux-gnu)
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   install MIGraphX's libraries for tests, from Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
@@ -82,11 +82,11 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["archive"] => {
             let workspace = Workspace::find()?;
-            archive::pack(&workspace, &dist::for_use(&workspace)?, &dist::host_triple()?).map(drop)
+            archive::pack(&workspace, &dist::for_use(&workspace)?, &dist::host_triple()?)
         }
         ["archive", triple] => {
             let workspace = Workspace::find()?;
-            archive::pack(&workspace, &dist::for_target(&workspace, triple)?, triple).map(drop)
+            archive::pack(&workspace, &dist::for_target(&workspace, triple)?, triple)
         }
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["wheel"] => {

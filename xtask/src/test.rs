@@ -223,7 +223,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
-/// Runs the tests that need nothing but what cargo builds on another system: with Wine or QEMU.
+/// Runs the tests that need no vendor's runtime for another target, in Wine or QEMU where this machine cannot.
 pub(crate) fn run_elsewhere(workspace: &Workspace, triple: &str) -> Result<()> {
     let mut tally = Tally::default();
     if let Err(error) = elsewhere(workspace, triple, &mut tally) {

@@ -13,7 +13,7 @@ use sdrun::{
     BuildOptions, EngineManifest, WeightReport,
     abi::{Device, Error},
     check_weights,
-    graph::{Graph, Placement, WeightRef, WeightsPolicy, passes},
+    graph::{Graph, GraphError, Placement, WeightRef, WeightsPolicy, passes},
 };
 use serde::Serialize;
 use std::{
@@ -68,9 +68,11 @@ pub(crate) struct Args {
 
 /// Writes the graph before and after [`passes::ALL`].
 fn dump(bound: &Graph, folder: &Path) -> anyhow::Result<()> {
-    // A weight's own name need not be a file name on every system.
-    let left_out = |_: &str, weight: &WeightRef| {
-        let length = weight.dtype.bytes_of(&weight.shape).unwrap_or_default() as u64;
+    // Some weights have names that Windows does not accept as file names.
+    let left_out = |name: &str, weight: &WeightRef| {
+        let bytes = weight.dtype.bytes_of(&weight.shape);
+        let length =
+            bytes.ok_or_else(|| GraphError::Invalid(format!("weight {name:?} is too large")))? as u64;
         Ok(Placement::External { location: "left-out".into(), offset: 0, length })
     };
     let write = |name: &str, graph: &Graph| -> anyhow::Result<()> {

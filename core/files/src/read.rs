@@ -1,4 +1,5 @@
-use same_file::is_same_file;
+#[cfg(windows)]
+use same_file::is_same_file as same_file;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     collections::BTreeSet,
@@ -135,7 +136,7 @@ pub fn remember_input(path: &Path) {
 pub fn forget_input(path: &Path) {
     if let Some(inputs) = INPUTS.get() {
         let mut inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        inputs.retain(|input| !is_same_file(input, path).unwrap_or(false));
+        inputs.retain(|input| !same_file(input, path).unwrap_or(false));
     }
 }
 
@@ -143,7 +144,16 @@ pub fn forget_input(path: &Path) {
 pub(crate) fn is_input(path: &Path) -> bool {
     let Some(inputs) = INPUTS.get() else { return false };
     let inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    inputs.iter().any(|input| is_same_file(input, path).unwrap_or(false))
+    inputs.iter().any(|input| same_file(input, path).unwrap_or(false))
+}
+
+/// Compares identities, so that hard links count as one file.
+#[cfg(unix)]
+fn same_file(a: &Path, b: &Path) -> std::io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    // The crate `same-file` would open them, and opening a pipe waits.
+    let (a, b) = (std::fs::metadata(a)?, std::fs::metadata(b)?);
+    Ok((a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
 #[cfg(test)]

@@ -221,7 +221,7 @@ impl Cache {
 
     /// Regular files directly in the folder with this extension, sorted.
     fn files(&self, extension: &str) -> Result<Vec<PathBuf>> {
-        // Windows calls a folder below a file not found.
+        // For a path below a file, Windows reports "not found", as if the cache were only empty.
         let is_below_a_file = || self.root.ancestors().find(|p| p.exists()).is_some_and(Path::is_file);
         let dir = match std::fs::read_dir(&self.root) {
             Ok(dir) => dir,

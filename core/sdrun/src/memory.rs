@@ -93,7 +93,8 @@ fn check_fits(what: &str, needed: u64, place: &str, there: Option<u64>) -> sdrun
     }
 }
 
-/// Bytes of main memory that this process can still use; `None` if the system does not report it.
+/// Bytes of main memory that this process can still use; `None` if the system does not report it. On macOS this includes memory that
+/// other programs use.
 pub fn available() -> Option<u64> {
     let free = Some(machine().available_memory()).filter(|free| *free > 0)?;
     Some(cgroup_room().map_or(free, |room| room.min(free)))
@@ -107,7 +108,8 @@ pub(crate) fn total() -> Option<u64> {
     Some(cgroup("memory.max").map_or(all, |limit| limit.min(all)))
 }
 
-fn machine() -> System {
+/// What the system says of its memory.
+pub(crate) fn machine() -> System {
     let mut system = System::new();
     system.refresh_memory();
     system

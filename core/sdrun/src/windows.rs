@@ -1,4 +1,4 @@
-//! What workers and measurements need of Windows beyond the standard library.
+//! Windows functions that the standard library lacks, for workers and measurements.
 #![allow(unsafe_code)]
 
 use std::{
@@ -19,13 +19,13 @@ use windows_sys::Win32::System::{
     Threading::{OpenProcess, PROCESS_QUERY_LIMITED_INFORMATION, PROCESS_VM_READ},
 };
 
-/// A process with all that it starts. They end when this is dropped, also if this program crashes.
+/// A worker and its children. Windows ends them when this is dropped or this program crashes.
 pub(crate) struct Job(OwnedHandle);
 
 impl Job {
-    /// Puts a process that has not started others into a new job.
+    /// Puts a process into a new job. Children that it started before stay outside; a worker starts none before it is greeted.
     pub(crate) fn of(child: &Child) -> io::Result<Self> {
-        // SAFETY: both pointers may be null: default security, no name.
+        // SAFETY: null pointers mean default security and no name.
         let handle = unsafe { CreateJobObjectW(ptr::null(), ptr::null()) };
         if handle.is_null() {
             return Err(io::Error::last_os_error());
@@ -50,7 +50,7 @@ impl Job {
 
     /// Ends all its processes.
     pub(crate) fn kill(&self) {
-        // SAFETY: the handle is open. If it fails, they have ended.
+        // SAFETY: the handle is open. A failure is ignored: closing the job ends them too.
         unsafe { TerminateJobObject(self.0.as_raw_handle(), 1) };
     }
 }
@@ -61,10 +61,13 @@ pub(crate) fn own_pipes() -> io::Result<(File, File)> {
     let output = io::stdout().as_handle().try_clone_to_owned()?;
     let nothing = OwnedHandle::from(File::open("NUL")?);
     let errors = io::stderr().as_handle().try_clone_to_owned()?;
-    // C runtimes that are loaded have their own table. Descriptors 1 and 2 are stdout and stderr.
-    // SAFETY: it only exchanges entries of the table. It fails in programs without that table, which is as good.
-    unsafe { libc::dup2(2, 1) };
-    // Runtimes that are loaded later ask the system.
+    // This program's C runtime, which plugins built with MinGW share, copied the handles when it started. Runtimes that are loaded later
+    // ask the system. (One that another library loaded before keeps the old handles.)
+    // SAFETY: the name ends with a zero. The calls close the runtime's own copies; `input` and `output` are duplicates.
+    unsafe {
+        libc::dup2(libc::open(c"NUL".as_ptr(), libc::O_RDONLY), 0);
+        libc::dup2(2, 1);
+    }
     for (which, handle) in [(STD_INPUT_HANDLE, nothing), (STD_OUTPUT_HANDLE, errors)] {
         // SAFETY: the handle is open, and stays so until the process ends.
         checked(unsafe { SetStdHandle(which, handle.into_raw_handle()) })?;
@@ -74,7 +77,7 @@ pub(crate) fn own_pipes() -> io::Result<(File, File)> {
 
 /// The most memory that a process had in its working set, in bytes.
 pub(crate) fn peak_memory(pid: u32) -> Option<u64> {
-    // SAFETY: it opens nothing but a process, and the result is checked.
+    // SAFETY: it takes no pointers.
     let handle = unsafe { OpenProcess(PROCESS_QUERY_LIMITED_INFORMATION | PROCESS_VM_READ, 0, pid) };
     if handle.is_null() {
         return None;
@@ -83,7 +86,7 @@ pub(crate) fn peak_memory(pid: u32) -> Option<u64> {
     let process = unsafe { OwnedHandle::from_raw_handle(handle) };
     let mut counters = PROCESS_MEMORY_COUNTERS::default();
     let size = size_of_val(&counters) as u32;
-    // SAFETY: the handle is open, and the structure has this size.
+    // SAFETY: the handle is open, and it writes at most `size` bytes to `counters`.
     let found = unsafe { K32GetProcessMemoryInfo(process.as_raw_handle(), &mut counters, size) };
     (found != 0).then_some(counters.PeakWorkingSetSize as u64)
 }

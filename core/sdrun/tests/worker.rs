@@ -312,7 +312,8 @@ fn the_time_of_the_hosts_own_weight_source_does_not_count() {
 #[test]
 fn large_tensors_and_growing_ones() {
     let isolated = worker("good");
-    let before = isolated.peak_rss().unwrap();
+    let before = isolated.peak_rss();
+    assert_eq!(before.is_none(), cfg!(target_os = "macos"));
     // 64 MiB, then one that fits the same regions, then a larger one.
     for elements in [16 << 20, 1000, 17 << 20] {
         let weights = vec![("w".into(), vec![elements])];
@@ -327,10 +328,12 @@ fn large_tensors_and_growing_ones() {
         let outputs = run(session.as_mut(), &model, &x).unwrap();
         assert!(outputs == model.expected(&x, 2.0, elements as f32 * 0.5), "{elements} elements");
     }
-    let peak = isolated.peak_rss().unwrap();
-    assert!(peak > before + (128 << 20), "{before} → {peak}");
-    isolated.reset_peak_rss();
-    assert!(isolated.peak_rss().unwrap() <= peak);
+    if let Some(before) = before {
+        let peak = isolated.peak_rss().unwrap();
+        assert!(peak > before + (128 << 20), "{before} → {peak}");
+        isolated.reset_peak_rss();
+        assert!(isolated.peak_rss().unwrap() <= peak);
+    }
 }
 
 #[test]

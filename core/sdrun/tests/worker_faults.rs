@@ -243,7 +243,9 @@ fn output_of_the_runtime_does_not_disturb() {
     let isolated = started(patient());
     all_calls(&isolated, "print_to_stdout").unwrap();
     let tail = isolated.stderr_tail();
-    assert!(tail.contains("entering build") && tail.contains("entering run"), "{tail}");
+    for words in ["entering build", "entering run", "printed by C"] {
+        assert!(tail.contains(words), "{words:?} is not in {tail}");
+    }
 }
 
 #[test]

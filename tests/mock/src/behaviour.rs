@@ -1,12 +1,5 @@
 use sdrun_abi::{Error, ErrorCode, Result};
-use std::{
-    fs,
-    path::PathBuf,
-    process::{Command, Stdio},
-    str::FromStr,
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::Command, str::FromStr, sync::OnceLock, time::Duration};
 
 /// The calls in which a fault can occur.
 pub(crate) const CALLS: [&str; 14] = [
@@ -152,6 +145,7 @@ pub(crate) fn enter(call: &str) -> Result<()> {
         Behaviour::In(fault, place) if place == call => fault.happen(call),
         Behaviour::PrintToStdout => {
             println!("entering {call}");
+            crate::table::print_in_c();
             print!("\u{4}\0\0\0null{{\"done\":{{}}}}");
             Ok(())
         }
@@ -182,10 +176,11 @@ impl Fault {
             Fault::Panic => panic!("the mock panics in {call}"),
             Fault::Hang => hang(),
             Fault::HelperThenHang => {
-                // A worker waits for its host.
-                let program = std::env::current_exe().unwrap_or_default();
-                let helper = Command::new(program).arg("none").stdin(Stdio::piped()).spawn();
-                if let Ok(helper) = &helper {
+                // A worker waits for its host. This one holds both ends of its pipe, so only a kill ends it.
+                let helper = std::io::pipe().and_then(|(input, output)| {
+                    Command::new(std::env::current_exe()?).arg("none").stdin(input).stdout(output).spawn()
+                });
+                if let Ok(helper) = helper {
                     eprintln!("helper {}", helper.id());
                 }
                 hang()

@@ -58,3 +58,12 @@ pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
         _ => &PLUGIN,
     }
 }
+
+/// Prints through the C library, as vendors' libraries do.
+pub(crate) fn print_in_c() {
+    // SAFETY: the text ends with a zero, and a null pointer means all streams.
+    unsafe {
+        libc::puts(c"printed by C".as_ptr());
+        libc::fflush(std::ptr::null_mut());
+    }
+}

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, fs, path::Path};
+use sysinfo::{CpuRefreshKind, System};
 
 /// The machine that produced a report. `None` is unknown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -121,35 +122,34 @@ impl Environment {
         let read =
             |file: &str| Some(fs::read_to_string(file).ok()?.trim().to_string()).filter(|t| !t.is_empty());
         let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
-        let meminfo = read("/proc/meminfo").unwrap_or_default();
+        let mut machine = crate::memory::machine();
+        machine.refresh_cpu_list(CpuRefreshKind::nothing());
         let flags: Vec<&str> = ["flags", "Features"]
             .iter()
             .find_map(|key| field(&cpuinfo, key))
             .map(|flags| flags.split_whitespace().collect())
             .unwrap_or_default();
-        let os_version = read("/proc/sys/kernel/osrelease");
+        let os_version = System::kernel_version();
         let frequency = "/sys/devices/system/cpu/cpu0/cpufreq";
         Environment {
             os: std::env::consts::OS.to_string(),
             gpus: gpus(Path::new("/sys"), os_version.as_deref()),
             os_version,
             arch: std::env::consts::ARCH.to_string(),
-            cpu: field(&cpuinfo, "model name").map(str::to_string),
+            cpu: machine.cpus().first().map(|cpu| cpu.brand().trim().to_string()).filter(|t| !t.is_empty()),
             instruction_sets: SETS
                 .iter()
                 .filter(|set| flags.contains(set))
                 .map(|set| set.to_string())
                 .collect(),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
-            physical_cores: physical_cores(&cpuinfo),
+            physical_cores: System::physical_core_count(),
             governor: read(&format!("{frequency}/scaling_governor")),
             max_mhz: read(&format!("{frequency}/cpuinfo_max_freq"))
                 .and_then(|khz| khz.parse::<u64>().ok())
                 .map(|khz| khz / 1000),
             virtual_machine: (!flags.is_empty()).then(|| flags.contains(&"hypervisor")),
-            memory_bytes: field(&meminfo, "MemTotal")
-                .and_then(|v| v.split_whitespace().next()?.parse::<u64>().ok())
-                .map(|kib| kib * 1024),
+            memory_bytes: Some(machine.total_memory()).filter(|bytes| *bytes > 0),
         }
     }
 }
@@ -158,17 +158,6 @@ impl Environment {
 fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     let line = text.lines().find(|line| line.split(':').next().is_some_and(|name| name.trim() == key))?;
     Some(line.split_once(':')?.1.trim())
-}
-
-/// Counts the different pairs of socket and core.
-fn physical_cores(cpuinfo: &str) -> Option<usize> {
-    let mut cores: Vec<(&str, &str)> = cpuinfo
-        .split("\n\n")
-        .filter_map(|processor| Some((field(processor, "physical id")?, field(processor, "core id")?)))
-        .collect();
-    cores.sort_unstable();
-    cores.dedup();
-    (!cores.is_empty()).then_some(cores.len())
 }
 
 #[cfg(test)]
@@ -209,13 +198,8 @@ mod tests {
     }
 
     #[test]
-    fn counts_cores() {
-        let processor = |socket: u32, core: u32| {
-            format!("processor\t: 0\nphysical id\t: {socket}\ncore id\t\t: {core}\n")
-        };
-        let text = [(0, 0), (0, 1), (0, 0), (1, 0)].map(|(socket, core)| processor(socket, core)).join("\n");
-        assert_eq!(physical_cores(&text), Some(3));
-        assert_eq!(physical_cores("model name : x"), None);
+    fn fields_have_values() {
         assert_eq!(field("flags\t\t: a b\nflags: c", "flags"), Some("a b"));
+        assert_eq!(field("model name : x", "flags"), None);
     }
 }

@@ -189,7 +189,7 @@ impl Process {
         state.ending.is_some()
     }
 
-    /// Does not reap it.
+    /// Whether it has ended. Leaves it unreaped, so that the number of its group stays taken.
     #[cfg(unix)]
     fn has_ended(&self, _: &mut Child) -> bool {
         use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -225,7 +225,10 @@ impl std::fmt::Display for Ending {
             };
         }
         #[cfg(windows)]
-        if let Some(code) = status.code().map(|code| code as u32).filter(|code| *code >= 0xC000_0000) {
+        // NTSTATUS values that are errors, and an uncaught C++ exception. `exit(-1)` is neither.
+        if let Some(code) =
+            status.code().map(|code| code as u32).filter(|code| code >> 28 == 0xC || *code == 0xE06D_7363)
+        {
             return match exception_name(code) {
                 Some(name) => write!(f, "exception {code:#X}, {name}"),
                 None => write!(f, "exception {code:#X}"),
@@ -290,8 +293,10 @@ fn exception_name(code: u32) -> Option<&'static str> {
         (0xC000_0135, "a DLL is missing"),
         (0xC000_0139, "a DLL lacks a function"),
         (0xC000_013A, "Ctrl-C"),
+        (0xC000_0142, "a DLL failed to start"),
         (0xC000_0374, "heap corruption"),
         (0xC000_0409, "fail-fast"),
+        (0xE06D_7363, "uncaught C++ exception"),
     ]
     .into_iter()
     .find_map(|(known, name)| (known == code).then_some(name))

@@ -8,6 +8,8 @@ use super::{
     shm::Region,
 };
 use crate::library;
+#[cfg(windows)]
+use crate::windows::own_pipes;
 use sdrun_abi::{
     DeviceTensor, Engine, Error, Input, OutputSink, Provider, Result, Session, TimingPlan, ffi::Plugin,
 };
@@ -36,9 +38,6 @@ pub fn worker_main() -> ExitCode {
         }
     }
 }
-
-#[cfg(windows)]
-use crate::windows::own_pipes;
 
 /// Takes over stdin and stdout: output of the vendor's code goes to stderr, and its reads return nothing.
 #[cfg(unix)]

@@ -338,7 +338,7 @@ mod tests {
         *,
     };
 
-    /// `a * b + c`, rounded once. `mul_add` calls the C library on processors without that instruction, and MinGW's rounds twice.
+    /// `a * b + c`, rounded once. Without FMA at compile time, `mul_add` calls the C library, and MinGW's `fmaf` rounds twice.
     fn fused(a: f32, b: f32, c: f32) -> f32 {
         // The product of two f32 is exact in f64. Rounding the sum to odd there makes a second rounding harmless.
         let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
