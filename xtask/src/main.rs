@@ -82,11 +82,11 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["archive"] => {
             let workspace = Workspace::find()?;
-            archive::pack(&workspace, &dist::for_use(&workspace)?, &dist::host_triple()?)
+            archive::pack(&workspace, &dist::for_use(&workspace)?.dir, &dist::host_triple()?)
         }
         ["archive", triple] => {
             let workspace = Workspace::find()?;
-            archive::pack(&workspace, &dist::for_target(&workspace, triple)?, triple)
+            archive::pack(&workspace, &dist::for_target(&workspace, triple)?.dir, triple)
         }
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["wheel"] => {
