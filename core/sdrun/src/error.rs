@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// Whether memory ran out, or a process was killed, which is what the system does then.
+    /// Whether memory ran out. Linux then kills a process, so a killed process counts too.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         let killed = match self {
             Error::Provider { error, .. } | Error::Core(error) => {
