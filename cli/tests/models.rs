@@ -100,7 +100,7 @@ fn nodes_inside_branches_are_counted() {
     assert!(text.contains("3, 2 of them inside If") && text.contains("  bias f32 [4]"), "{text}");
 }
 
-/// Windows has an old limit of 260 characters, and old programs there know only one alphabet.
+/// Windows limits old programs to paths of 260 characters in a single alphabet.
 #[test]
 fn paths_may_be_long_and_in_any_alphabet() {
     let sandbox = Sandbox::new();

@@ -22,7 +22,7 @@ use keys::{NETWORK, SLOTS};
 const PIXELS: u64 = 1 << 20;
 
 /// Without room, a target would read nothing and find nothing.
-const ROOM: &str = "the temporary folder has room";
+pub(crate) const ROOM: &str = "the temporary folder has room";
 
 /// Calls `read` with the path of a file that has these bytes. Some readers look at the ending.
 fn with_file(name: &str, bytes: &[u8], read: impl FnOnce(&Path)) {

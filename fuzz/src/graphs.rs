@@ -1,5 +1,6 @@
 //! Models.
 
+use crate::files::ROOM;
 use sdrun::{
     abi::WeightSource,
     graph::{ExternalBase, Graph, OpenDims, OpenOptions, WeightsPolicy, simplify},
@@ -16,10 +17,8 @@ pub(crate) fn onnx(bytes: &[u8]) {
 
 /// A model whose weights are in a file of 64 bytes beside it. What it says about that file is in the bytes.
 pub(crate) fn external_data(bytes: &[u8]) {
-    // Without room, it would read nothing and find nothing.
-    let room = "the temporary folder has room";
-    let dir = tempfile::tempdir().expect(room);
-    fs::write(dir.path().join("w"), [1; 64]).expect(room);
+    let dir = tempfile::tempdir().expect(ROOM);
+    fs::write(dir.path().join("w"), [1; 64]).expect(ROOM);
     let options = OpenOptions { weights: WeightsPolicy::Required, ..Default::default() };
     let base = ExternalBase::Folder { dir: dir.path(), options };
     let Ok(graph) = Graph::from_bytes(bytes.to_vec().into(), "m", base) else { return };

@@ -10,7 +10,7 @@
 //! sorted and have no date.
 
 use crate::{
-    dist::sha256,
+    dist::{files_below, sha256},
     workspace::{Workspace, step},
 };
 use anyhow::{Context, Result};
@@ -18,7 +18,7 @@ use std::{
     ffi::OsStr,
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
+    path::Path,
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
@@ -32,9 +32,7 @@ pub(crate) fn pack(workspace: &Workspace, dist: &Path, triple: &str) -> Result<(
     let mut zip = ZipWriter::new(
         File::create(&archive).with_context(|| format!("cannot create {}", archive.display()))?,
     );
-    let mut files = Vec::new();
-    list(dist, &mut files)?;
-    files.sort();
+    let files = files_below(dist)?;
     let licences = ["LICENSE-APACHE", "LICENSE-MIT"].map(|file| workspace.root.join(file));
     let ours = files.iter().map(|file| (dist, file));
     for (folder, file) in ours.chain(licences.iter().map(|file| (&*workspace.root, file))) {
@@ -57,19 +55,6 @@ pub(crate) fn pack(workspace: &Workspace, dist: &Path, triple: &str) -> Result<(
     fs::write(folder.join(format!("{name}.zip.sha256")), sum)?;
     fs::copy(dist.join("sdrun.cdx.json"), folder.join(format!("{name}.cdx.json")))?;
     println!("   {:>8.2} MB  {}", fs::metadata(&archive)?.len() as f64 / 1e6, archive.display());
-    Ok(())
-}
-
-/// All files below a folder.
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            list(&path, files)?;
-        } else {
-            files.push(path);
-        }
-    }
     Ok(())
 }
 

@@ -23,27 +23,22 @@ fn is_native(triple: &str) -> Result<bool> {
 }
 
 /// `cargo COMMAND --target TRIPLE`. Installs missing compilers, and keeps variables that you have set.
-pub(crate) fn cargo(workspace: &Workspace, triple: &str, command: &str) -> Result<Command> {
+pub(crate) fn cargo(workspace: &Workspace, triple: &str, mut command: &str) -> Result<Command> {
     let mut cargo = workspace.cargo();
-    if is_native(triple)? {
-        cargo.args([command, "--target", triple]);
-        return Ok(cargo);
-    }
-    step(&format!("Compilers for {triple}"));
-    standard_library(triple)?;
-    if APPLE.contains(&triple) {
-        // zig brings Apple's C library; xtask/apple declares the rest.
-        cargo.env("PATH", Python::with(workspace, Packages::Apple)?.path()?);
-        cargo.env("SDKROOT", workspace.root.join("xtask/apple"));
-        cargo.args(["zigbuild", "--target", triple]);
-        return Ok(cargo);
-    }
-    let [gcc, gxx] = compilers(triple)?;
-    let key = triple.replace('-', "_");
-    let linker = format!("CARGO_TARGET_{}_LINKER", key.to_uppercase());
-    for (name, program) in [(format!("CC_{key}"), &gcc), (format!("CXX_{key}"), &gxx), (linker, &gcc)] {
-        if env::var_os(&name).is_none() {
-            cargo.env(name, program);
+    if !is_native(triple)? {
+        step(&format!("Compilers for {triple}"));
+        standard_library(triple)?;
+        if APPLE.contains(&triple) {
+            // zig brings Apple's C library; xtask/apple declares the rest.
+            cargo.env("PATH", Python::with(workspace, Packages::Apple)?.path()?);
+            cargo.env("SDKROOT", workspace.root.join("xtask/apple"));
+            command = "zigbuild";
+        } else {
+            let [gcc, gxx] = compilers(triple)?;
+            let key = triple.replace('-', "_");
+            let linker = format!("CARGO_TARGET_{}_LINKER", key.to_uppercase());
+            let variables = [(format!("CC_{key}"), &gcc), (format!("CXX_{key}"), &gxx), (linker, &gcc)];
+            cargo.envs(variables.into_iter().filter(|(name, _)| env::var_os(name).is_none()));
         }
     }
     cargo.args([command, "--target", triple]);

@@ -367,14 +367,23 @@ pub(crate) fn sizes(dir: &Path) -> Result<Vec<(String, u64)>> {
 }
 
 fn size_of(path: &Path) -> Result<u64> {
-    if !path.is_dir() {
-        return Ok(fs::metadata(path)?.len());
+    let files = if path.is_dir() { files_below(path)? } else { vec![path.into()] };
+    files.iter().map(|file| Ok(fs::metadata(file)?.len())).sum()
+}
+
+/// All files below a folder, sorted.
+pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
     }
-    let mut total = 0;
-    for entry in fs::read_dir(path)? {
-        total += size_of(&entry?.path())?;
-    }
-    Ok(total)
+    files.sort();
+    Ok(files)
 }
 
 fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {

@@ -134,8 +134,8 @@ fn one(workspace: &Workspace, program: &Path, name: &str, minutes: u32) -> Resul
     ))
 }
 
-/// Waits until a process has ended, and interrupts it when it has used this much processor time. Returns what it used. Where the system
-/// does not tell (not on Linux), the time of the clock counts.
+/// Waits until a process has ended, and interrupts it when it has used this much processor time. Returns what it used. On other
+/// systems than Linux, wall-clock time counts.
 fn interrupt_after(child: &mut Child, limit: Duration) -> Result<(ExitStatus, Duration)> {
     let started = Instant::now();
     let used = |id: u32| {

@@ -13,7 +13,7 @@ use sdrun::{
     BuildOptions, EngineManifest, WeightReport,
     abi::{Device, Error},
     check_weights,
-    graph::{Graph, GraphError, Placement, WeightRef, WeightsPolicy, passes},
+    graph::{Graph, WeightsPolicy, passes},
 };
 use serde::Serialize;
 use std::{
@@ -68,15 +68,9 @@ pub(crate) struct Args {
 
 /// Writes the graph before and after [`passes::ALL`].
 fn dump(bound: &Graph, folder: &Path) -> anyhow::Result<()> {
-    // Some weights have names that Windows does not accept as file names.
-    let left_out = |name: &str, weight: &WeightRef| {
-        let bytes = weight.dtype.bytes_of(&weight.shape);
-        let length =
-            bytes.ok_or_else(|| GraphError::Invalid(format!("weight {name:?} is too large")))? as u64;
-        Ok(Placement::External { location: "left-out".into(), offset: 0, length })
-    };
     let write = |name: &str, graph: &Graph| -> anyhow::Result<()> {
-        let bytes = graph.to_onnx(left_out).map_err(sdrun::Error::from)?;
+        // Some weights have names that Windows does not accept as file names.
+        let bytes = graph.to_onnx_without_weights(|_| "left-out".into()).map_err(sdrun::Error::from)?;
         files::write(&folder.join(name), |out| out.write_all(&bytes))
     };
     if folder.exists() && !folder.is_dir() {

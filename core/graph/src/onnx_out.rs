@@ -73,8 +73,16 @@ impl Graph {
     /// # Errors
     /// [`GraphError::Invalid`] if the constants alone exceed 2 GB.
     pub fn to_onnx_stripped(&self) -> Result<Vec<u8>, GraphError> {
+        self.to_onnx_without_weights(str::to_owned)
+    }
+
+    /// The same with other locations, by the names of the weights.
+    ///
+    /// # Errors
+    /// As [`to_onnx_stripped`](Self::to_onnx_stripped).
+    pub fn to_onnx_without_weights(&self, location: impl Fn(&str) -> String) -> Result<Vec<u8>, GraphError> {
         self.to_onnx(|name, weight| {
-            Ok(Placement::External { location: name.to_owned(), offset: 0, length: bytes_of(name, weight)? })
+            Ok(Placement::External { location: location(name), offset: 0, length: bytes_of(name, weight)? })
         })
     }
 

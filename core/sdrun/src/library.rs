@@ -35,20 +35,18 @@ pub(crate) fn load(path: &Path) -> Result<Plugin> {
             Error::not_found(format!("there is no plugin library at {}", path.display())).with_file(path)
         );
     }
-    let refused = |e: libloading::Error| {
-        // The loader's message names the missing dependency or symbol; libloading keeps it as the source.
-        let words = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-        Error::new(ErrorCode::FailedPrecondition, format!("cannot load plugin {}: {words}", path.display()))
-            .with_file(path)
+    let refused = |why: String| {
+        let message = format!("cannot load plugin {}: {why}", path.display());
+        Error::new(ErrorCode::FailedPrecondition, message).with_file(path)
     };
     // SAFETY: the callers vouch for the file.
-    let library = unsafe { open(path) }.map_err(refused)?;
+    let library = unsafe { open(path) }.map_err(|e| {
+        // The loader's message names the missing dependency or symbol; libloading keeps it as the source.
+        refused(std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string))
+    })?;
     // SAFETY: the symbol's type is fixed by its name (`…_v1`).
     let query = *unsafe { library.get::<QueryFn>(sdrun_abi::QUERY_SYMBOL) }.map_err(|_| {
-        let message =
-            format!("cannot load plugin {}: it has no function {}", path.display(), sdrun_abi::QUERY_SYMBOL);
-        Error::new(ErrorCode::FailedPrecondition, message)
-            .with_file(path)
+        refused(format!("it has no function {}", sdrun_abi::QUERY_SYMBOL))
             .with_hint("this file is not an sdrun plugin, or one for another ABI version")
     })?;
     std::mem::forget(library);

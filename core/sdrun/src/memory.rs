@@ -108,7 +108,7 @@ pub(crate) fn total() -> Option<u64> {
     Some(cgroup("memory.max").map_or(all, |limit| limit.min(all)))
 }
 
-/// What the system says of its memory.
+/// The memory of this machine, as the system reports it.
 pub(crate) fn machine() -> System {
     let mut system = System::new();
     system.refresh_memory();

@@ -226,7 +226,7 @@ fn weights_in_files_are_mapped_by_the_worker() {
     let error = isolated.build(&model.json(), &baked, &weights, &Quiet).err().unwrap();
     assert_eq!(error.code, ErrorCode::DataLoss);
     assert!(error.message.contains("does not lie in it"), "{error}");
-    // On Windows it stays until the worker lets go of it.
+    // On Windows, a file stays until the last process unmaps it.
     if cfg!(unix) {
         std::fs::remove_file(&path).unwrap();
         let error = isolated.build(&model.json(), &baked, &weights, &Quiet).err().unwrap();

@@ -165,7 +165,7 @@ fn a_worker_killed_in_a_call_is_an_error() {
         kill(pid);
         let error = build.join().unwrap().err().unwrap();
         assert_eq!(error.code, ErrorCode::Unavailable);
-        // Windows does not say that it was killed, and does not do so for lack of memory.
+        // Windows does not report that a process was killed, and kills none when memory runs out.
         let how = if cfg!(windows) { "died (exit code " } else { "signal 9, SIGKILL" };
         assert!(error.message.contains(how), "{error}");
         assert!(cfg!(windows) || error.hint.unwrap().to_string().contains("memory"));

@@ -22,7 +22,7 @@ use std::{
 pub(crate) const WORKER: &str = env!("CARGO_BIN_EXE_sdrun-worker");
 
 /// The mock crate's libraries by target name, built on first use: cargo tells a dependent the path of a binary, but
-/// not of a cdylib. `SDRUN_TEST_LIBRARIES` names the folder of libraries that are built, for systems that do not run cargo.
+/// not of a cdylib. Where cargo does not run, as in Wine, `SDRUN_TEST_LIBRARIES` names the folder with the libraries.
 pub(crate) fn library(target: &str) -> PathBuf {
     if let Some(folder) = std::env::var_os("SDRUN_TEST_LIBRARIES").map(here) {
         let name = format!("{DLL_PREFIX}{target}{DLL_SUFFIX}");
@@ -65,7 +65,7 @@ pub(crate) fn folder() -> &'static Path {
     &FOLDER
 }
 
-/// A path of the system that built the tests. Wine reads it as one on the current drive.
+/// Makes a path from compile time absolute. In Wine, a path of Linux lacks the drive.
 fn here(path: impl AsRef<Path>) -> PathBuf {
     std::path::absolute(path).unwrap()
 }
