@@ -1,4 +1,4 @@
-"""The small pipelines of tests/tiny in diffusers, with weights by the rule of models/README.md."""
+"""The small pipelines of tests/tiny in diffusers, with weights by the rule of core/weights/models/README.md."""
 
 import pathlib
 import sys

@@ -1,8 +1,8 @@
 """Runs a stripped model with its synthetic weights in onnxruntime: prints the scale of every layer's output and the
 distance between outputs for different inputs. Synthetic weights are useful only if both stay in the order of one.
 
-    python3 tools/export/check.py models/NAME.map.json.xz INPUT=LOW,HIGH,SHAPE [TAG]     INPUT=0,1,4x3x224x224: a picture in [0, 1]
-    python3 tools/export/check.py models/NAME.map.json.xz INPUT=SHAPE [TAG]              unit-variance noise"""
+    python3 tools/export/check.py core/weights/models/NAME.map.json.xz INPUT=LOW,HIGH,SHAPE [TAG]     INPUT=0,1,4x3x224x224: a picture in [0, 1]
+    python3 tools/export/check.py core/weights/models/NAME.map.json.xz INPUT=SHAPE [TAG]              unit-variance noise"""
 
 import json
 import lzma

@@ -1,10 +1,10 @@
-"""Exports the diffusers- and transformers-based graphs of models/ (README.md beside this file).
+"""Exports the diffusers- and transformers-based graphs of core/weights/models/ (README.md beside this file).
 
     python3 tools/export/export.py NAME... [--out models/] [--check]
     python3 tools/export/export.py --list
 
 NAME is a built-in model, for example sd15/unet-inpainting; architectures.py holds the table. The script writes
-NAME.graph.onnx.xz and NAME.map.json.xz (models/README.md describes the formats).
+NAME.graph.onnx.xz and NAME.map.json.xz (core/weights/models/README.md describes the formats).
 
 An architecture that fits into memory is filled with its synthetic weights and exported whole, with constant folding, by
 PyTorch's TorchScript exporter, as most published files are. The value of an initializer then tells its state-dict tensor. A

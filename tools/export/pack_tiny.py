@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Packs a folder of small pipelines into tests/tiny/data, without the tensors that the weight rule of models/README.md makes.
+"""Packs a folder of small pipelines into tests/tiny/data, without the tensors that the weight rule of core/weights/models/README.md makes.
 
     python3 tools/export/pack_tiny.py FOLDER tests/tiny/data
 

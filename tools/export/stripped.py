@@ -1,5 +1,5 @@
 """What every exporter here writes: NAME.graph.onnx.xz, a graph whose weights are external data in a file that is not
-kept, and NAME.map.json.xz, which says how to make that file. The format is described in models/README.md."""
+kept, and NAME.map.json.xz, which says how to make that file. The format is described in core/weights/models/README.md."""
 
 import json
 import lzma

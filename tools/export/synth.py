@@ -1,4 +1,4 @@
-"""The synthetic weight rule of models/README.md in numpy: an independent second implementation of
+"""The synthetic weight rule of core/weights/models/README.md in numpy: an independent second implementation of
 core/weights/src/synthetic.rs, used to check exported graphs in another runtime."""
 
 import numpy as np

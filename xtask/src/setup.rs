@@ -151,6 +151,15 @@ pub(crate) fn webgpu(workspace: &Workspace, dist: &Dist) -> Result<Vec<(&'static
     ])
 }
 
+/// The environment variable for ONNX Runtime's extension for OpenVINO, which needs no device but the CPU.
+pub(crate) fn openvino(workspace: &Workspace, dist: &Dist) -> Result<Vec<(&'static str, PathBuf)>> {
+    step("ONNX Runtime's extension for OpenVINO");
+    if !cfg!(target_arch = "x86_64") {
+        bail!("the package is for x86-64");
+    }
+    Ok(vec![("SDRUN_ONNXRUNTIME_OPENVINO_DIR", extension(workspace, dist, "onnxruntime-openvino")?)])
+}
+
 /// The folder of an extension's libraries. It is installed into a data folder of its own, because other tests expect the devices of a
 /// machine without it.
 fn extension(workspace: &Workspace, dist: &Dist, name: &str) -> Result<PathBuf> {

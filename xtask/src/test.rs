@@ -35,6 +35,14 @@ pub(crate) enum Extent {
 const SLOW: &str = "MIGraphX (with its libraries from Debian), the C library under valgrind, the Ray cluster, full-size models, models \
      of others, a kit in a bare folder, Windows in Wine, ARM in QEMU";
 
+/// A small pipeline against PyTorch.
+const PIPELINE: [&str; 5] = ["test", "--workspace", "--test=golden", "--", "tiny_sd_agrees"];
+
+/// Environment variables that choose a device of ONNX Runtime for such tests.
+fn on_device(id: &'static str) -> [(&'static str, &'static str); 2] {
+    [("SDRUN_TEST_PROVIDERS", "onnxruntime"), ("SDRUN_TEST_DEVICE", id)]
+}
+
 /// Runs the tests. Fails if anything failed.
 pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
     let mut tally = Tally::default();
@@ -141,9 +149,18 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
                 Ok(())
             });
             tally.stage("A small pipeline on WebGPU");
-            let only = ["test", "--workspace", "--test=golden", "--", "tiny_sd_agrees"];
-            let device = [("SDRUN_TEST_PROVIDERS", "onnxruntime"), ("SDRUN_TEST_DEVICE", "webgpu:0")];
-            tally.count(tests(&only).envs(webgpu).envs(device))?;
+            tally.count(tests(&PIPELINE).envs(webgpu).envs(on_device("webgpu:0")))?;
+        }
+        Err(why) => println!("   NOT RUN: {why:#}"),
+    }
+    tally.begin("ONNX Runtime on OpenVINO, set up");
+    match setup::openvino(workspace, &dist) {
+        Ok(openvino) => {
+            tally.stage("ONNX Runtime on OpenVINO");
+            let only = ["test", "--workspace", "--test=openvino", "--", "--ignored"];
+            tally.count(tests(&only).envs(openvino.clone()))?;
+            tally.stage("A small pipeline in ONNX Runtime on OpenVINO");
+            tally.count(tests(&PIPELINE).envs(openvino).envs(on_device("openvino:cpu")))?;
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }

@@ -1,5 +1,5 @@
 //! The weight map of a stripped graph: how to make each of its weights. The JSON format is described in
-//! `models/README.md`.
+//! `models/README.md` of this crate.
 
 use crate::synthetic::{Generator, Order};
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Result, Weight, WeightSource};

@@ -7,13 +7,17 @@
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against the graph's declaration, and the file that
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
+//! * [`indices`]: checks indices for runtimes that do not. [`openvino`]: what OpenVINO computes wrongly, whoever calls it.
 //! * [`refuse_options`], [`phase`], [`failure`], [`IO_DTYPES`]: small helpers that every provider needs.
 
 mod describe;
 mod image;
+pub mod indices;
 mod load;
 mod loaded;
 mod locate;
+mod nodes;
+pub mod openvino;
 mod preparation;
 mod weights;
 

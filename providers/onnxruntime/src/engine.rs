@@ -1,7 +1,7 @@
 //! Engines: the graph itself.
 
 use crate::{
-    fallback, faults,
+    ep, fallback,
     ffi::{EpDevice, OrtSession, Settings},
     log,
     provider::COMPATIBILITY,
@@ -12,10 +12,18 @@ use crate::{
 use bytes::Bytes;
 use ort::environment::Environment;
 use sdrun_abi::{
-    Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, TensorSpec, Weight, WeightSource,
+    Engine, EngineInfo, Error, ErrorCode, Host, Precision, Result, Session, TensorSpec, Weight, WeightSource,
 };
-use sdrun_graph::{Graph, GraphError, Placement, passes::weights_as_inputs};
-use sdrun_provider_common::{describe, graph_error, phase, read_graph};
+use sdrun_graph::{
+    Graph, GraphError, Placement,
+    infer::infer_shapes,
+    passes::{convert_precision, weights_as_inputs},
+};
+use sdrun_provider_common::{
+    describe, graph_error,
+    indices::{self, Checks},
+    phase, read_graph,
+};
 use std::sync::Arc;
 
 /// An engine: a graph without weights.
@@ -28,23 +36,43 @@ pub(crate) struct Recipe {
     graph: Graph,
     target: Target,
     pub(crate) info: EngineInfo,
+    /// What to check in each run. ONNX Runtime's CPU does that itself.
+    pub(crate) checks: Checks,
 }
 
 /// Where an engine runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// Threads of the CPU.
-    pub(crate) threads: usize,
-    /// The device of an extension; without one, everything runs on the CPU.
+    /// Threads of the CPU, if the user named a number.
+    pub(crate) threads: Option<usize>,
+    /// The device of an execution provider; without one, everything runs on the CPU.
     pub(crate) device: Option<&'static EpDevice>,
+    /// What the device computes in.
+    pub(crate) precision: Precision,
     /// Whether the CPU may compute what the device cannot.
     pub(crate) fallback: bool,
+}
+
+impl Target {
+    /// Threads of the CPU: as many as the process may use, unless the user named a number.
+    fn all_threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
 }
 
 impl OrtEngine {
     pub(crate) fn new(environment: &'static Environment, model: Bytes, target: Target) -> Result<Self> {
         let mut graph = read_graph(&model)?;
+        if let Some(device) = target.device {
+            ep::avoid_faults(device, &mut graph)?;
+            infer_shapes(&mut graph).map_err(graph_error)?;
+            convert_precision(&mut graph, ep::graph_type(device, target.precision));
+        }
         let info = describe(&graph, COMPATIBILITY.into())?;
+        let checks = match target.device {
+            Some(_) => indices::prepare(&mut graph)?,
+            None => Checks::default(),
+        };
         // ONNX Runtime infers the shapes in both branches of an If and refuses the model if that fails in one of
         // them. Without sizes, it only checks the branch that it runs.
         if !graph.contradictory_bodies().is_empty() {
@@ -54,7 +82,7 @@ impl OrtEngine {
         for (index, node) in graph.nodes.iter_mut().enumerate().filter(|(_, node)| node.name.is_empty()) {
             node.name = format!("node {index}");
         }
-        Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, target, info })))
+        Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, target, info, checks })))
     }
 
     /// Creates a session with the weights as inputs and without optimisation, and drops it. So operators that ONNX
@@ -68,7 +96,7 @@ impl OrtEngine {
             .to_onnx(|name, _| Err(GraphError::Invalid(format!("weight `{name}` is left"))))
             .map_err(graph_error)?;
         let settings = Settings {
-            threads: recipe.target.threads,
+            threads: recipe.target.all_threads(),
             optimise: false,
             folder: None,
             device: None,
@@ -109,17 +137,27 @@ impl Recipe {
             })
             .map_err(graph_error)?;
         phase(host, "create session", 0, 1)?;
-        let Target { threads, device, fallback } = self.target;
-        let options = device.map_or(&[][..], |device| faults::options(&self.graph, &device.provider));
-        let folder = weights.folder.as_deref();
-        let settings = Settings { threads, optimise: true, folder, device, options };
+        let Target { threads, device, precision, fallback } = self.target;
+        let options = device.map(|device| ep::settings(device, &self.graph, precision, threads));
+        let settings = Settings {
+            threads: self.target.all_threads(),
+            optimise: true,
+            folder: weights.folder.as_deref(),
+            device,
+            options: options.as_deref().unwrap_or_default(),
+        };
         let session =
-            self.create(&onnx, (&self.info.inputs, &self.info.outputs), &weights.lent, &settings, host)?;
+            self.create(&onnx, (&self.info.inputs, &self.all_outputs()), &weights.lent, &settings, host)?;
         if let Some(device) = device {
             fallback::check(&self.graph, &session.assigned()?, &device.provider, fallback, host)?;
         }
         phase(host, "create session", 1, 1)?;
         Ok(session)
+    }
+
+    /// The outputs of the model, and those of the checks.
+    pub(crate) fn all_outputs(&self) -> Vec<TensorSpec> {
+        self.info.outputs.iter().cloned().chain(self.checks.outputs()).collect()
     }
 
     fn create(

@@ -1,5 +1,6 @@
 //! The ONNX Runtime provider: the CPU of any machine, in the graph's own element types. It is the reference for
-//! accuracy. Extensions add devices: execution providers in libraries of their own.
+//! accuracy. Extensions add devices: execution providers in libraries of their own. So do execution providers that are part of a
+//! user's own copy of ONNX Runtime.
 //!
 //! ONNX Runtime takes the values of weights when it creates a session and repacks them. So an engine is the ONNX
 //! graph itself, and giving it weights means creating a session.
@@ -8,12 +9,12 @@
 //! * `weights`: the sources of a session's weights.
 //! * `log`: passes ONNX Runtime's log records to the host at the end of a call.
 //! * `fallback`: tells what a device leaves to the CPU.
-//! * `faults`: avoids known faults of execution providers.
+//! * `ep`: what differs between execution providers, and how to avoid their faults.
 //! * `engine`, `session`: implement the traits of sdrun-abi.
 
 mod engine;
+mod ep;
 mod fallback;
-mod faults;
 mod ffi;
 mod log;
 mod provider;

@@ -1,5 +1,6 @@
 use crate::{
     engine::{OrtEngine, Target},
+    ep,
     ffi::{self, EpDevice},
     log,
 };
@@ -10,7 +11,10 @@ use sdrun_abi::{
     Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
 };
 use sdrun_provider_common::{Loaded, extension_spec, locate, refuse_options, runtime_spec};
-use std::path::PathBuf;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 /// The provider. It is stateless, because a process loads only one ONNX Runtime.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,13 +25,13 @@ struct Runtime {
     version: String,
     library: PathBuf,
     accelerators: Vec<Accelerator>,
-    /// Why some extensions add no device.
+    /// Why some execution providers add no device.
     unusable: Vec<String>,
 }
 
-/// A device of an extension.
+/// A device of an execution provider other than the CPU's.
 struct Accelerator {
-    /// The extension and the index of the device there, for example `webgpu:0`.
+    /// For example `webgpu:0`.
     id: String,
     device: EpDevice,
 }
@@ -56,22 +60,22 @@ impl Provider for OnnxRuntime {
         let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
         let runtime = RUNTIME.load(&library, |library| {
             let (version, environment) = ffi::load(library)?;
-            let (mut accelerators, mut unusable) = (Vec::new(), Vec::new());
-            for (name, folder) in &config.extensions {
-                let found = extension_spec(crate::MANIFEST, name)
-                    .and_then(|spec| locate(&spec, Some(folder)))
-                    .and_then(|file| ffi::register(&environment, name, &file));
-                match found {
-                    Ok(devices) if devices.is_empty() => unusable.push(format!("{name} finds no device")),
-                    Ok(devices) => {
-                        accelerators.extend(devices.into_iter().enumerate().map(|(index, device)| {
-                            let short = name.strip_prefix(EXTENSION).unwrap_or(name);
-                            Accelerator { id: format!("{short}:{index}"), device }
-                        }))
-                    }
-                    Err(why) => unusable.push(why.to_string()),
-                }
+            let (mut devices, mut unusable) = (ffi::built_in(&environment)?, Vec::new());
+            let mut add = |name: &str, file: Result<PathBuf>| match file
+                .and_then(|file| ffi::register(&environment, name, &file))
+            {
+                Ok(found) if found.is_empty() => unusable.push(format!("{name} finds no device")),
+                Ok(found) => devices.extend(found),
+                Err(why) => unusable.push(why.to_string()),
+            };
+            if let Some(file) = cuda(library) {
+                add("cuda", Ok(file));
             }
+            for (name, folder) in &config.extensions {
+                let spec = extension_spec(crate::MANIFEST, name);
+                add(name, spec.and_then(|spec| locate(&spec, Some(folder))));
+            }
+            let accelerators = named(devices);
             let library = library.to_path_buf();
             Ok(Runtime { environment, version, library, accelerators, unusable })
         })?;
@@ -85,7 +89,7 @@ impl Provider for OnnxRuntime {
         let mut devices = vec![Device::new(CPU, cpu_name(), DeviceKind::Cpu, std::env::consts::ARCH)];
         for Accelerator { id, device } in &RUNTIME.get()?.accelerators {
             // A stored engine is the graph, which suits any device.
-            let class = id.split(':').next().unwrap_or_default().to_string();
+            let class = ep::short(&device.provider);
             let through = device.provider.trim_end_matches("ExecutionProvider");
             let kind = device.kind.name().to_uppercase();
             let name = format!("{} {kind} through {through}", device.vendor);
@@ -97,8 +101,8 @@ impl Provider for OnnxRuntime {
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
-        find_device(device)?;
-        let mut can = Capabilities::new(vec![Precision::Fp32], DType::ALL.to_vec());
+        let precisions = offered(find_device(device)?);
+        let mut can = Capabilities::new(precisions, DType::ALL.to_vec());
         can.weight_update = WeightUpdate::Rebuild;
         can.cancel = CancelSupport::Prompt;
         can.dynamic_shapes = true;
@@ -139,7 +143,31 @@ impl Provider for OnnxRuntime {
     }
 }
 
-/// The device of an extension, or `None` for the CPU.
+/// The precisions of a device, or of the CPU, where ONNX Runtime computes in the element types of the graph.
+fn offered(device: Option<&EpDevice>) -> Vec<Precision> {
+    device.map_or_else(|| vec![Precision::Fp32], ep::precisions)
+}
+
+/// The library of the CUDA execution provider, which lies beside that of ONNX Runtime if the user has a build with it.
+fn cuda(runtime: &Path) -> Option<PathBuf> {
+    let (start, end) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let file = runtime.parent()?.join(format!("{start}onnxruntime_providers_cuda{end}"));
+    file.is_file().then_some(file)
+}
+
+/// Gives each device its identifier.
+fn named(devices: Vec<EpDevice>) -> Vec<Accelerator> {
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let name = |device: EpDevice| {
+        let count = counts.entry(device.provider.clone()).or_default();
+        *count += 1;
+        let id = format!("{}:{}", ep::short(&device.provider), ep::place(&device, *count - 1));
+        Accelerator { id, device }
+    };
+    devices.into_iter().map(name).collect()
+}
+
+/// The device with this identifier, or `None` for the CPU.
 fn find_device(id: &str) -> Result<Option<&'static EpDevice>> {
     let accelerators = &RUNTIME.get()?.accelerators;
     if id == CPU {
@@ -150,7 +178,12 @@ fn find_device(id: &str) -> Result<Option<&'static EpDevice>> {
     }
     let known: Vec<&str> = [CPU].into_iter().chain(accelerators.iter().map(|a| a.id.as_str())).collect();
     Err(Error::not_found(format!("ONNX Runtime has no device `{id}` here; it has {}", known.join(", ")))
-        .with_hint(Hint::Install { runtime: format!("{EXTENSION}webgpu") }))
+        .with_hint(match id.split(':').next() {
+            Some(class) if extension_spec(crate::MANIFEST, &format!("{EXTENSION}{class}")).is_ok() => {
+                Hint::Install { runtime: format!("{EXTENSION}{class}") }
+            }
+            _ => "`sdrun runtime list` shows the extensions that add devices".into(),
+        }))
 }
 
 /// Refuses unsupported options; returns where the engine runs.
@@ -167,17 +200,14 @@ fn check_spec(spec: &BuildSpec) -> Result<Target> {
         }
     };
     refuse_options("onnxruntime", &options)?;
-    // ONNX Runtime computes in the element types of the graph.
-    spec.precision.check_offered(&[Precision::Fp32], &format!("ONNX Runtime on {}", spec.device))?;
+    spec.precision.check_offered(&offered(device), &format!("ONNX Runtime on {}", spec.device))?;
     if spec.bake {
         return Err(Error::unsupported("the onnxruntime provider cannot store weights in an engine"));
     }
-    let threads = match spec.threads {
-        Some(0) => return Err(Error::invalid("the number of threads must be at least 1")),
-        Some(threads) => threads,
-        None => std::thread::available_parallelism().map_or(1, usize::from),
-    };
-    Ok(Target { threads, device, fallback })
+    if spec.threads == Some(0) {
+        return Err(Error::invalid("the number of threads must be at least 1"));
+    }
+    Ok(Target { threads: spec.threads, device, precision: spec.precision, fallback })
 }
 
 /// The processor's name if the system provides it in a file, else its architecture.

@@ -23,6 +23,8 @@ const WATCHED_FROM: Duration = Duration::from_millis(100);
 /// A session with weights.
 pub(crate) struct RunningSession {
     session: OrtSession,
+    /// The outputs for the recipe's checks, after those of the model.
+    counts: Vec<[u8; 4]>,
     /// Types and shapes of the outputs if all shapes are fixed. Then ONNX Runtime writes directly into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
@@ -33,8 +35,10 @@ pub(crate) struct RunningSession {
 
 impl RunningSession {
     pub(crate) fn new(session: OrtSession, recipe: Arc<Recipe>) -> Self {
-        let fixed = recipe.info.outputs.iter().map(fixed_output).collect();
-        RunningSession { session, fixed, last_run: None, recipe }
+        let all = recipe.all_outputs();
+        let counts = vec![[0; 4]; all.len() - recipe.info.outputs.len()];
+        let fixed = all.iter().map(fixed_output).collect();
+        RunningSession { session, counts, fixed, last_run: None, recipe }
     }
 }
 
@@ -62,6 +66,7 @@ impl Session for RunningSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
+        self.recipe.checks.inputs(inputs)?;
         let watch = self.last_run.is_none_or(|took| took > WATCHED_FROM);
         let run = |terminator: &Terminator<'_>, work: &mut dyn FnMut() -> Result<()>| {
             if !watch {
@@ -71,16 +76,21 @@ impl Session for RunningSession {
             result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
         };
         let start = Instant::now();
+        let own = self.recipe.info.outputs.len();
+        let counts = self.counts.iter_mut().map(|count| &mut count[..]);
         let result = match &self.fixed {
             Some(specs) => {
-                let buffers = outputs.allocate(specs)?;
+                let buffers = outputs.allocate(&specs[..own])?.into_iter().chain(counts);
                 let mut targets: Vec<(&OutputSpec, &mut [u8])> = specs.iter().zip(buffers).collect();
                 self.session.run(inputs, &mut targets, run)
             }
-            None => self.session.run_into_own(inputs, run, |specs| outputs.allocate(specs)),
+            None => self.session.run_into_own(inputs, run, |specs| {
+                Ok(outputs.allocate(&specs[..own])?.into_iter().chain(counts).collect())
+            }),
         };
         log::deliver(host);
         result?;
+        self.recipe.checks.computed(&self.counts)?;
         self.last_run = Some(start.elapsed());
         Ok(())
     }

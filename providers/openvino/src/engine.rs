@@ -2,9 +2,7 @@
 
 use crate::{
     devices::Target,
-    faults,
     ffi::{CompiledModel, Model},
-    indices::{self, Checks},
     refit::Refittable,
     runtime::Runtime,
     session::OvSession,
@@ -15,7 +13,12 @@ use sdrun_abi::{
     BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, WeightSource,
 };
 use sdrun_graph::{Graph, GraphError, passes::weights_as_inputs};
-use sdrun_provider_common::{describe, graph_error, phase, read_graph};
+use sdrun_provider_common::{
+    describe, graph_error,
+    indices::{self, Checks},
+    openvino::avoid_faults,
+    phase, read_graph,
+};
 use serde::{Deserialize, Serialize};
 use std::{io::Read, sync::Arc};
 
@@ -84,7 +87,7 @@ impl Recipe {
         target: Target,
     ) -> Result<Self> {
         let mut graph = read_graph(&model)?;
-        faults::avoid(&mut graph)?;
+        avoid_faults(&mut graph)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
         let checks = indices::prepare(&mut graph)?;
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info, checks })

@@ -10,17 +10,13 @@
 //! * `runtime`: the OpenVINO that this process has loaded, and compilation.
 //! * `devices`: the available devices. `cache`: stores compiled models.
 //! * `staging`: passes weights to OpenVINO's ONNX reader without copying them.
-//! * `faults`: works around what OpenVINO computes differently from ONNX.
-//! * `indices`: checks indices in inputs, because OpenVINO does not.
 //! * `engine`, `as_inputs`, `refit`, `session`: implement the traits of sdrun-abi.
 
 mod as_inputs;
 mod cache;
 mod devices;
 mod engine;
-mod faults;
 mod ffi;
-mod indices;
 mod provider;
 mod refit;
 mod runtime;

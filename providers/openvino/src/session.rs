@@ -1,13 +1,11 @@
 //! Sessions: a compiled model and an inference request.
 
-use crate::{
-    ffi::{CompiledModel, InferRequest, Io},
-    indices::Checks,
-};
+use crate::ffi::{CompiledModel, InferRequest, Io};
 use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
     TensorView, WeightSource, shape_fits,
 };
+use sdrun_provider_common::indices::Checks;
 use std::{
     sync::Arc,
     time::{Duration, Instant},

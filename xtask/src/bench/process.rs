@@ -46,7 +46,7 @@ pub(super) fn start(lab: &Lab<'_>) -> Outcome {
 /// Opens 3.4 GB of weights, which are mapped and not read. The file is sparse, so it needs no space on disk.
 pub(super) fn open(lab: &Lab<'_>) -> Outcome {
     let folder = lab.workspace.target.join("bench/sd15-unet-sparse");
-    let models = lab.workspace.root.join("models");
+    let models = lab.workspace.root.join("core/weights/models");
     run(lab.python.python().arg(lab.workspace.root.join("xtask/python/sparse_model.py")).args([
         models.join("sd15_unet.graph.onnx.xz"),
         models.join("sd15_unet.map.json.xz"),

@@ -12,16 +12,11 @@ macro_rules! model {
             inputs: &$inputs,
             graph_xz: include_bytes!(concat!(
                 env!("CARGO_MANIFEST_DIR"),
-                "/../../models/",
+                "/models/",
                 $file,
                 ".graph.onnx.xz"
             )),
-            map_xz: include_bytes!(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/../../models/",
-                $file,
-                ".map.json.xz"
-            )),
+            map_xz: include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/", $file, ".map.json.xz")),
         }
     };
 }

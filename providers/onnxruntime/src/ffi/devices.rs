@@ -1,20 +1,33 @@
 use super::{check, from_ort, handle};
-use ort::{AsPointer, environment::Environment, memory::DeviceType, sys};
+use crate::ep;
+use ort::{AsPointer, device::Device, environment::Environment, memory::DeviceType, sys};
 use sdrun_abi::{DeviceKind, Error, Result};
 use std::{
-    ffi::{CStr, c_char},
+    ffi::{CStr, CString, c_char, c_int},
     path::Path,
     ptr::{self, NonNull},
 };
 
-/// A device of an execution provider that an extension adds.
+/// A device of an execution provider.
 pub(crate) struct EpDevice {
-    device: NonNull<sys::OrtEpDevice>,
+    route: Route,
     /// The name of the execution provider, for example `WebGpuExecutionProvider`.
     pub(crate) provider: String,
     pub(crate) kind: DeviceKind,
     /// Who made the device, as far as the system tells.
     pub(crate) vendor: String,
+    /// What OpenVINO calls the device; empty for others.
+    pub(crate) own_name: String,
+    /// What the device computes well, as OpenVINO lists it: `FP32 BF16 INT8`; empty for others.
+    pub(crate) abilities: String,
+}
+
+/// How a session comes to use an execution provider.
+enum Route {
+    /// By a device in ONNX Runtime's list.
+    Device(NonNull<sys::OrtEpDevice>),
+    /// By the short name of an execution provider that lists no devices.
+    Name(&'static CStr),
 }
 
 // SAFETY: ONNX Runtime creates the description when it registers the library, never changes it, and keeps it as long as the library
@@ -23,8 +36,31 @@ unsafe impl Send for EpDevice {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for EpDevice {}
 
+/// Devices of execution providers that are part of the runtime's library.
+pub(crate) fn built_in(environment: &Environment) -> Result<Vec<EpDevice>> {
+    let mut found = environment
+        .devices()
+        .filter_map(|device| describe(&device).transpose())
+        .collect::<Result<Vec<_>>>()?;
+    if available()?.iter().any(|name| name == ep::COREML) {
+        found.push(EpDevice {
+            route: Route::Name(c"CoreML"),
+            provider: ep::COREML.into(),
+            // It divides a graph between the GPU and the neural engine.
+            kind: DeviceKind::Gpu,
+            vendor: "Apple".into(),
+            own_name: String::new(),
+            abilities: String::new(),
+        });
+    }
+    Ok(found)
+}
+
 /// Registers the execution providers in the library `file` for the rest of the process. Returns the devices that they add.
 pub(crate) fn register(environment: &Environment, name: &str, file: &Path) -> Result<Vec<EpDevice>> {
+    for companion in ep::companions(file) {
+        std::mem::forget(sdrun_provider_common::open(&companion)?);
+    }
     // Tells what is wrong with the file, which ONNX Runtime does not.
     std::mem::forget(sdrun_provider_common::open(file)?);
     let known: Vec<_> = environment.devices().map(|device| device.ptr()).collect();
@@ -32,24 +68,62 @@ pub(crate) fn register(environment: &Environment, name: &str, file: &Path) -> Re
         .register_ep_library(name, file)
         .map_err(|e| from_ort(e, &format!("use the extension {name}")).with_file(file))?;
     let added = environment.devices().filter(|device| !known.contains(&device.ptr()));
-    added
-        .map(|device| {
-            let words = |e| from_ort(e, "describe a device");
-            let hardware = device.hardware_device();
-            let kind = match hardware.ty() {
-                DeviceType::CPU => DeviceKind::Cpu,
-                DeviceType::GPU => DeviceKind::Gpu,
-                DeviceType::NPU => DeviceKind::Npu,
-                DeviceType::FPGA => DeviceKind::Other,
-            };
-            Ok(EpDevice {
-                provider: device.ep().map_err(words)?.to_string(),
-                kind,
-                vendor: hardware.vendor().map_err(words)?.to_string(),
-                device: handle(device.ptr().cast_mut())?,
-            })
-        })
-        .collect()
+    added.filter_map(|device| describe(&device).transpose()).collect()
+}
+
+/// `None` for the CPU itself, and for devices that stand for others.
+fn describe(device: &Device<'_>) -> Result<Option<EpDevice>> {
+    let words = |e| from_ort(e, "describe a device");
+    let hardware = device.hardware_device();
+    let kind = match hardware.ty() {
+        DeviceType::CPU => DeviceKind::Cpu,
+        DeviceType::GPU => DeviceKind::Gpu,
+        DeviceType::NPU => DeviceKind::Npu,
+        DeviceType::FPGA => DeviceKind::Other,
+    };
+    let provider = device.ep().map_err(words)?.to_string();
+    // Like `OpenVINOExecutionProvider.AUTO`, which chooses among OpenVINO's devices.
+    if provider == ep::CPU || provider.contains('.') {
+        return Ok(None);
+    }
+    Ok(Some(EpDevice {
+        kind,
+        vendor: hardware.vendor().map_err(words)?.to_string(),
+        own_name: property(device, c"ov_device"),
+        abilities: property(device, c"OPTIMIZATION_CAPABILITIES"),
+        route: Route::Device(handle(device.ptr().cast_mut())?),
+        provider,
+    }))
+}
+
+/// What an execution provider says of its device under this key; empty without an entry.
+fn property(device: &Device<'_>, key: &CStr) -> String {
+    let api = ort::api();
+    // SAFETY: the device, its properties and their texts belong to ONNX Runtime and live on. The text is copied.
+    unsafe {
+        let properties = (api.EpDevice_EpMetadata)(device.ptr());
+        if properties.is_null() {
+            return String::new();
+        }
+        let text = (api.GetKeyValue)(properties, key.as_ptr());
+        if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    }
+}
+
+/// Names of the execution providers that are part of the runtime's library.
+fn available() -> Result<Vec<String>> {
+    let api = ort::api();
+    let (mut names, mut count): (*mut *mut c_char, c_int) = (ptr::null_mut(), 0);
+    // SAFETY: out pointers are valid. The array has as many C strings as stated; it is released once, after they are copied.
+    unsafe {
+        check((api.GetAvailableProviders)(&mut names, &mut count), "list its execution providers")?;
+        let found = slice(names.cast_const(), count.max(0) as usize)
+            .iter()
+            .map(|name| CStr::from_ptr(*name).to_string_lossy().into_owned())
+            .collect();
+        check((api.ReleaseAvailableProviders)(names, count), "list its execution providers")?;
+        Ok(found)
+    }
 }
 
 impl EpDevice {
@@ -61,24 +135,40 @@ impl EpDevice {
         &self,
         options: NonNull<sys::OrtSessionOptions>,
         environment: &Environment,
-        settings: &[(&CStr, &CStr)],
+        settings: &[(&str, String)],
     ) -> Result<()> {
         let api = ort::api();
+        let text = |text: &str| {
+            CString::new(text).map_err(|_| Error::invalid(format!("{text:?} contains a NUL character")))
+        };
+        let settings =
+            settings.iter().map(|(key, value)| Ok((text(key)?, text(value)?))).collect::<Result<Vec<_>>>()?;
         let (keys, values): (Vec<_>, Vec<_>) =
             settings.iter().map(|(key, value)| (key.as_ptr(), value.as_ptr())).unzip();
-        let devices = [self.device.as_ptr().cast_const()];
         // SAFETY: environment and device live on. The arrays have as many entries as stated, all C strings, which ONNX Runtime copies.
         // The caller guarantees the session options.
         unsafe {
-            let status = (api.SessionOptionsAppendExecutionProvider_V2)(
-                options.as_ptr(),
-                environment.ptr().cast_mut(),
-                devices.as_ptr(),
-                devices.len(),
-                keys.as_ptr(),
-                values.as_ptr(),
-                keys.len(),
-            );
+            let status = match self.route {
+                Route::Device(device) => {
+                    let devices = [device.as_ptr().cast_const()];
+                    (api.SessionOptionsAppendExecutionProvider_V2)(
+                        options.as_ptr(),
+                        environment.ptr().cast_mut(),
+                        devices.as_ptr(),
+                        devices.len(),
+                        keys.as_ptr(),
+                        values.as_ptr(),
+                        keys.len(),
+                    )
+                }
+                Route::Name(name) => (api.SessionOptionsAppendExecutionProvider)(
+                    options.as_ptr(),
+                    name.as_ptr(),
+                    keys.as_ptr(),
+                    values.as_ptr(),
+                    keys.len(),
+                ),
+            };
             check(status, &format!("use {}", self.provider))?;
             let status = (api.AddSessionConfigEntry)(options.as_ptr(), RECORD.as_ptr(), c"1".as_ptr());
             check(status, "record where operators run")

@@ -7,7 +7,7 @@ mod devices;
 mod session;
 mod tensor;
 
-pub(crate) use devices::{Assigned, EpDevice, register};
+pub(crate) use devices::{Assigned, EpDevice, built_in, register};
 pub(crate) use session::{OrtSession, Settings, Terminator};
 
 use ort::{environment::Environment, logging::LogLevel, sys};

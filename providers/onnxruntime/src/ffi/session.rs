@@ -26,7 +26,7 @@ pub(crate) struct Settings<'a> {
     /// The device of an extension; without one, everything runs on the CPU.
     pub(crate) device: Option<&'a EpDevice>,
     /// Settings of the device's execution provider.
-    pub(crate) options: &'a [(&'a CStr, &'a CStr)],
+    pub(crate) options: &'a [(&'static str, String)],
 }
 
 /// Key of that folder in `onnxruntime_session_options_config_keys.h`.

@@ -1,6 +1,6 @@
 //! Stops OpenVINO from folding an attention mask into the bias that is added to it.
 
-use super::{new_constant, new_node};
+use crate::nodes::{new_constant, new_node};
 use sdrun_abi::DType;
 use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
 

@@ -1,6 +1,6 @@
 //! Stops OpenVINO from dropping absolute values.
 
-use super::new_node;
+use crate::nodes::new_node;
 use sdrun_graph::{Attribute, Graph, Value, ValueId};
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! Stops OpenVINO from applying the slopes of PRelu along another dimension.
 
-use super::{new_constant, new_node};
+use crate::nodes::{new_constant, new_node};
 use sdrun_graph::{Dim, Graph, GraphError, Tensor, Value};
 
 /// Gives the slopes of PRelu as many dimensions as its input.

@@ -1,15 +1,17 @@
-//! Checks indices. OpenVINO does not: an index out of range makes it return bytes of other data, or crash.
+//! Checks indices for runtimes that do not: an index out of range makes them return bytes of other data, or crash.
 
-use crate::faults::{new_constant, new_node};
+use crate::{
+    graph_error,
+    nodes::{new_constant, new_node},
+};
 use sdrun_abi::{DType, Error, Result, TensorSpec, TensorView};
 use sdrun_graph::{Attribute, Dim, Graph, GraphError, Node, Tensor, Value, ValueId};
-use sdrun_provider_common::graph_error;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// What to check in each run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Checks {
+pub struct Checks {
     inputs: Vec<Input>,
     /// What uses the indices that the graph computes, in the order of [`Checks::outputs`].
     computed: Vec<Use>,
@@ -39,7 +41,7 @@ struct Use {
 ///
 /// # Errors
 /// `InvalidArgument` for constants that are out of range.
-pub(crate) fn prepare(graph: &mut Graph) -> Result<Checks> {
+pub fn prepare(graph: &mut Graph) -> Result<Checks> {
     let same = same(graph);
     let mut checks = Checks::default();
     for mut node in std::mem::take(&mut graph.nodes) {
@@ -161,7 +163,7 @@ impl Checks {
     ///
     /// # Errors
     /// `InvalidArgument` with the first index that is out of range.
-    pub(crate) fn inputs(&self, inputs: &[TensorView<'_>]) -> Result<()> {
+    pub fn inputs(&self, inputs: &[TensorView<'_>]) -> Result<()> {
         for Input { number, name, used } in &self.inputs {
             let Some(tensor) = inputs.get(*number) else { continue };
             let data = tensor.data;
@@ -175,7 +177,7 @@ impl Checks {
     }
 
     /// The outputs that [`prepare`] has added after those of the graph: numbers of indices.
-    pub(crate) fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
+    pub fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
         let spec =
             |number| TensorSpec { name: format!("{PREFIX}/{number}"), dtype: DType::I32, shape: vec![] };
         (0..self.computed.len()).map(spec)
@@ -185,7 +187,7 @@ impl Checks {
     ///
     /// # Errors
     /// `InvalidArgument` for the first node with an index that is out of range.
-    pub(crate) fn computed(&self, counts: &[[u8; 4]]) -> Result<()> {
+    pub fn computed(&self, counts: &[[u8; 4]]) -> Result<()> {
         let mut wrong = self.computed.iter().zip(counts).filter(|(_, count)| **count != [0; 4]);
         let Some((Use { node, sizes }, count)) = wrong.next() else { return Ok(()) };
         let count = i32::from_le_bytes(*count);

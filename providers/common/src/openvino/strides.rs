@@ -1,6 +1,6 @@
 //! Stops OpenVINO from applying strides before padding.
 
-use super::{new_constant, new_node};
+use crate::nodes::{new_constant, new_node};
 use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
 
 /// Splits a padded convolution with strides whose kernel has one element into a padding, a slice with steps and a convolution without

@@ -1,0 +1,25 @@
+//! Works around what OpenVINO 2026.4 computes differently from ONNX: rewrites such graphs, or refuses them if no rewrite helps. Each file
+//! describes a fault. `tests/random_graphs.rs` and the tests of the openvino
+//! provider show whether a new version still has it.
+
+mod abs;
+mod masks;
+mod refused;
+mod slopes;
+mod strides;
+
+use crate::graph_error;
+use sdrun_abi::Result;
+use sdrun_graph::Graph;
+
+/// Rewrites what OpenVINO would compute wrongly.
+///
+/// # Errors
+/// `Unimplemented` for nodes that no rewrite helps.
+pub fn avoid_faults(graph: &mut Graph) -> Result<()> {
+    refused::refuse(graph)?;
+    abs::keep_absolute_values(graph);
+    strides::pad_before_strides(graph).map_err(graph_error)?;
+    slopes::align_slopes(graph).map_err(graph_error)?;
+    masks::keep_masks_apart(graph).map_err(graph_error)
+}

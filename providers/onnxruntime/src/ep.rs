@@ -1,0 +1,145 @@
+//! What differs between execution providers: the names of their devices, the precisions they compute in, and their settings.
+
+use crate::ffi::EpDevice;
+use sdrun_abi::{DType, DeviceKind, Precision, Result};
+use sdrun_graph::{Dim, Graph, Node, Value};
+use std::path::{Path, PathBuf};
+
+/// The CPU, which ONNX Runtime always has.
+pub(crate) const CPU: &str = "CPUExecutionProvider";
+pub(crate) const COREML: &str = "CoreMLExecutionProvider";
+const CUDA: &str = "CUDAExecutionProvider";
+const DIRECTML: &str = "DmlExecutionProvider";
+const MLX: &str = "MLXExecutionProvider";
+const OPENVINO: &str = "OpenVINOExecutionProvider";
+const QNN: &str = "QNNExecutionProvider";
+const TENSORRT_RTX: &str = "NvTensorRTRTXExecutionProvider";
+const WEBGPU: &str = "WebGpuExecutionProvider";
+
+/// The first part of the identifiers of an execution provider's devices.
+pub(crate) fn short(provider: &str) -> String {
+    match provider {
+        DIRECTML => "dml".into(),
+        TENSORRT_RTX => "tensorrt-rtx".into(),
+        other => other.trim_end_matches("ExecutionProvider").to_lowercase(),
+    }
+}
+
+/// The second part. `index` is the position among the devices of the same execution provider.
+pub(crate) fn place(device: &EpDevice, index: usize) -> String {
+    match device.provider.as_str() {
+        // It calls them CPU, GPU, GPU.1 and NPU.
+        OPENVINO => device.own_name.to_lowercase(),
+        // A Snapdragon has one of each kind.
+        QNN => device.kind.name().to_lowercase(),
+        _ => index.to_string(),
+    }
+}
+
+/// Libraries in the folder of an execution provider that have to be loaded before it, because it does not say that they are there.
+pub(crate) fn companions(file: &Path) -> Vec<PathBuf> {
+    const OF_TENSORRT_RTX: [&str; 3] =
+        ["libcudart.so.", "libtensorrt_rtx.so.", "libtensorrt_onnxparser_rtx.so."];
+    let is = |part: &str| file.file_name().is_some_and(|name| name.to_string_lossy().contains(part));
+    let Some(folder) = file.parent().filter(|_| is("libonnxruntime_providers_nv_tensorrt_rtx")) else {
+        return Vec::new();
+    };
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let names: Vec<PathBuf> = names.collect();
+    let named = |start: &&str| {
+        let starts =
+            |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
+        names.iter().find(starts).cloned()
+    };
+    OF_TENSORRT_RTX.iter().filter_map(named).collect()
+}
+
+/// Rewrites what an execution provider would compute wrongly.
+///
+/// # Errors
+/// `Unimplemented` for nodes that no rewrite helps.
+pub(crate) fn avoid_faults(device: &EpDevice, graph: &mut Graph) -> Result<()> {
+    match device.provider.as_str() {
+        OPENVINO => sdrun_provider_common::openvino::avoid_faults(graph),
+        _ => Ok(()),
+    }
+}
+
+/// The precisions that a device offers. The documentation of each execution provider says which element types it computes in.
+pub(crate) fn precisions(device: &EpDevice) -> Vec<Precision> {
+    use Precision::{Bf16, Fp16, Fp32};
+    match (device.provider.as_str(), device.kind) {
+        (OPENVINO, DeviceKind::Cpu) if device.abilities.split(' ').any(|word| word == "BF16") => {
+            vec![Fp32, Bf16]
+        }
+        (OPENVINO, DeviceKind::Gpu) => vec![Fp32, Fp16],
+        // They have no units for f32.
+        (OPENVINO | QNN, DeviceKind::Npu) => vec![Fp16],
+        (QNN, DeviceKind::Gpu) | (WEBGPU | MLX | COREML | DIRECTML, _) => vec![Fp32, Fp16],
+        (TENSORRT_RTX | CUDA, _) => vec![Fp32, Fp16, Bf16],
+        _ => vec![Fp32],
+    }
+}
+
+/// The element type of the graph that a session gets.
+pub(crate) fn graph_type(device: &EpDevice, precision: Precision) -> DType {
+    match (device.provider.as_str(), device.kind, precision) {
+        // They convert a graph of f32 themselves.
+        (OPENVINO, ..) | (QNN, DeviceKind::Npu, _) => DType::F32,
+        (.., Precision::Fp16) => DType::F16,
+        (.., Precision::Bf16) => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+/// Settings of the execution provider for a session of `graph`.
+pub(crate) fn settings(
+    device: &EpDevice,
+    graph: &Graph,
+    precision: Precision,
+    threads: Option<usize>,
+) -> Vec<(&'static str, String)> {
+    match device.provider.as_str() {
+        OPENVINO => vec![("load_config", openvino(device, precision, threads))],
+        // By default, products of f32 are computed in TF32.
+        CUDA => vec![("use_tf32", "0".into())],
+        // The older format computes in f16, and knows fewer operators.
+        COREML => vec![("ModelFormat", "MLProgram".into())],
+        // microsoft/onnxruntime#29651: 0.4.0 computes convolutions of 6, 9, 15 and 18 channels wrongly, by as much as the largest value,
+        // unless it keeps ONNX's layout. Other numbers up to 32 are right, and so is a window of one pixel. Inpainting models begin with 9.
+        WEBGPU if graph.nodes.iter().any(|node| has_channels_by_threes(graph, node)) => {
+            vec![("preferredLayout", "NCHW".into())]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// OpenVINO's own properties, which its execution provider takes as JSON. Without the first, it computes in bf16 or f16 where the
+/// device can.
+fn openvino(device: &EpDevice, precision: Precision, threads: Option<usize>) -> String {
+    let hint = match precision {
+        Precision::Bf16 => "bf16",
+        Precision::Fp16 => "f16",
+        _ => "f32",
+    };
+    let name = device.own_name.as_str();
+    let mut properties =
+        serde_json::json!({ "INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY" });
+    if device.kind == DeviceKind::Cpu {
+        // On processors with products of bytes, OpenVINO rounds the inputs of matrices with int8 weights to bytes by default.
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0".into();
+        if let Some(threads) = threads {
+            properties["INFERENCE_NUM_THREADS"] = threads.to_string().into();
+        }
+    }
+    serde_json::json!({ name: properties }).to_string()
+}
+
+/// Whether a node is a convolution whose channels come in threes, but not in fours. An unknown number might.
+fn has_channels_by_threes(graph: &Graph, node: &Node) -> bool {
+    let by_threes = |value: &Value| {
+        let channels = value.shape.as_ref().and_then(|shape| shape.get(1)).and_then(Dim::known);
+        channels.is_none_or(|channels| channels > 3 && channels % 3 == 0 && channels % 4 != 0)
+    };
+    node.op_type == "Conv" && node.input(0).is_some_and(|id| by_threes(graph.value(id)))
+}
