@@ -10,6 +10,7 @@ mod fuzz;
 mod header;
 mod kit;
 mod parts;
+mod publish;
 mod python;
 mod setup;
 mod test;
@@ -39,6 +40,7 @@ cargo xtask COMMAND
                              SDRUN_MIGRAPHX_DIR
   wheel                      build the Python package `sdrun` into target/wheel
   c-library                  build libsdrun for C and C++ into target/c-library
+  semver [REVISION]          compare the public interface of the library's crates with that of a revision (default: the last release)
   header                     regenerate include/sdrun_provider.h (the plugin ABI for C) and include/sdrun.h (for programs)
   fuzz [--minutes N] [NAME…] call the readers of files and messages with made-up inputs, N minutes of processor time (default: 2) for each target
                              (default: all)
@@ -99,6 +101,8 @@ fn run(arguments: &[&str]) -> Result<()> {
             let dist = setup::compilers().and_then(|()| dist::with_binding(&workspace, "sdrun-c"))?;
             c_library::lay_out(&workspace, &dist).map(drop)
         }
+        ["semver"] => publish::semver(&Workspace::find()?, None),
+        ["semver", revision] => publish::semver(&Workspace::find()?, Some(revision)),
         ["header"] => header::write(&Workspace::find()?),
         ["fuzz", "--minutes", minutes, names @ ..] => {
             let minutes = minutes.parse().with_context(|| format!("`{minutes}` is no number of minutes"))?;

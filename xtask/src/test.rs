@@ -3,7 +3,7 @@
 use crate::{
     c_library, cross, debian,
     dist::{self, Dist},
-    kit,
+    kit, publish,
     python::{Packages, Python},
     setup, wheel, wild,
     workspace::{Workspace, display, output, run, step},
@@ -79,6 +79,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         run(cargo.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny=warnings"))
     });
     tally.check("Dependencies", || dependencies(workspace));
+    tally.check("Packages for crates.io", || publish::rehearse(workspace));
     tally.check("Example: a host in twenty lines", || {
         let program = workspace.target.join("debug/examples/embed");
         let mut example = Command::new(program.with_extension(std::env::consts::EXE_EXTENSION));
@@ -327,25 +328,8 @@ fn conformance(dist: &Dist, manifest: &Manifest) -> Command {
 /// Checks licences, sources and banned crates. The advisory database is on GitHub, so `cargo deny check advisories` is left to
 /// the user.
 fn dependencies(workspace: &Workspace) -> Result<()> {
-    let installed = Path::new("cargo-deny").to_path_buf();
-    let own = workspace.target.join("tools/bin/cargo-deny");
-    let works =
-        |program: &PathBuf| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
-    let program = match [installed, own.clone()].into_iter().find(works) {
-        Some(program) => program,
-        None => {
-            println!("   cargo-deny is missing; installing it into {}", own.display());
-            run(workspace
-                .cargo()
-                .args(["install", "--locked", "--quiet", "--debug", "--root"])
-                .arg(workspace.target.join("tools"))
-                .arg(format!("cargo-deny@{CARGO_DENY}"))
-                // It runs once, and debug information takes a third of the build time.
-                .env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
-            own
-        }
-    };
-    run(Command::new(program).current_dir(&workspace.root).args(["check", "bans", "licenses", "sources"]))
+    let deny = publish::tool(workspace, "cargo-deny", CARGO_DENY)?;
+    run(Command::new(deny).current_dir(&workspace.root).args(["check", "bans", "licenses", "sources"]))
 }
 
 /// The results so far.

@@ -13,8 +13,8 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Checks {
     inputs: Vec<Input>,
-    /// What uses the indices that the graph computes, in the order of [`Checks::outputs`].
-    computed: Vec<Use>,
+    /// Indices that the graph computes, in the order of [`Checks::outputs`].
+    computed: Vec<Computed>,
 }
 
 /// An input of the graph with indices.
@@ -22,6 +22,13 @@ pub struct Checks {
 struct Input {
     number: usize,
     name: String,
+    used: Use,
+}
+
+/// An output that counts wrong indices.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Computed {
+    output: String,
     used: Use,
 }
 
@@ -57,8 +64,10 @@ pub fn prepare(graph: &mut Graph) -> Result<Checks> {
                 used.check(constant.to_i64s().unwrap_or_default().into_iter())
                     .map_err(|wrong| Error::invalid(format!("the constant `{name}` has {wrong}")))?;
             } else if graph.value(indices).known_shape().is_some() {
-                node.inputs[1] = Some(contain(graph, &node, indices, &used.sizes).map_err(graph_error)?);
-                checks.computed.push(used);
+                let (safe, count) = contain(graph, &node, indices, &used.sizes).map_err(graph_error)?;
+                node.inputs[1] = Some(safe);
+                graph.outputs.push(count);
+                checks.computed.push(Computed { output: graph.value(count).name.clone(), used });
             }
         }
         graph.nodes.push(node);
@@ -84,8 +93,14 @@ fn is_integer(graph: &Graph, id: ValueId) -> bool {
 /// Starts the names of values that [`prepare`] adds.
 const PREFIX: &str = "sdrun/indices";
 
-/// Adds nodes before `node` that clamp its indices, and an output that counts those that were out of range. Returns the clamped indices.
-fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> Result<ValueId, GraphError> {
+/// Adds nodes before `node` that clamp its indices, and others that count those that were out of range. Returns the clamped indices and the
+/// count.
+fn contain(
+    graph: &mut Graph,
+    node: &Node,
+    indices: ValueId,
+    sizes: &[i64],
+) -> Result<(ValueId, ValueId), GraphError> {
     let start = format!("{PREFIX}/{}", graph.outputs.len());
     let name = |part: &str| format!("{start}/{part}");
     let Value { dtype, shape, .. } = graph.value(indices).clone();
@@ -120,8 +135,7 @@ fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> R
     // OpenVINO cannot infer the shape of a sum over an unknown number of dimensions.
     let ones = add("Reshape", &[ones, flat], None, i32, Some(vec![Dim::Unknown]));
     let count = add("ReduceSum", &[ones], Some(("keepdims", 0)), i32, Some(vec![]));
-    graph.outputs.push(count);
-    Ok(safe)
+    Ok((safe, count))
 }
 
 impl Use {
@@ -178,9 +192,8 @@ impl Checks {
 
     /// The outputs that [`prepare`] has added after those of the graph: numbers of indices.
     pub fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
-        let spec =
-            |number| TensorSpec { name: format!("{PREFIX}/{number}"), dtype: DType::I32, shape: vec![] };
-        (0..self.computed.len()).map(spec)
+        let names = self.computed.iter().map(|computed| computed.output.clone());
+        names.map(|name| TensorSpec { name, dtype: DType::I32, shape: vec![] })
     }
 
     /// Checks the indices that the graph has computed in a run, by these outputs.
@@ -189,7 +202,7 @@ impl Checks {
     /// `InvalidArgument` for the first node with an index that is out of range.
     pub fn computed(&self, counts: &[[u8; 4]]) -> Result<()> {
         let mut wrong = self.computed.iter().zip(counts).filter(|(_, count)| **count != [0; 4]);
-        let Some((Use { node, sizes }, count)) = wrong.next() else { return Ok(()) };
+        let Some((Computed { used: Use { node, sizes }, .. }, count)) = wrong.next() else { return Ok(()) };
         let count = i32::from_le_bytes(*count);
         let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
         Err(Error::invalid(format!(

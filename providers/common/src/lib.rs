@@ -8,6 +8,7 @@
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
 //! * [`indices`]: checks indices for runtimes that do not. [`openvino`]: what OpenVINO computes wrongly, whoever calls it.
+//! * [`payload`]: an engine as bytes.
 //! * [`refuse_options`], [`phase`], [`failure`], [`IO_DTYPES`]: small helpers that every provider needs.
 
 mod describe;
@@ -18,6 +19,7 @@ mod loaded;
 mod locate;
 mod nodes;
 pub mod openvino;
+pub mod payload;
 mod preparation;
 mod weights;
 

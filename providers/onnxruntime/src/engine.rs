@@ -1,8 +1,9 @@
 //! Engines: the graph itself.
 
 use crate::{
+    baked::Baked,
     ep, fallback,
-    ffi::{EpDevice, OrtSession, Settings},
+    ffi::{Canceller, EpDevice, OrtSession, Settings},
     log,
     provider::COMPATIBILITY,
     session::RunningSession,
@@ -31,10 +32,10 @@ pub(crate) struct OrtEngine(Arc<Recipe>);
 
 /// Everything needed to create a session with weights.
 pub(crate) struct Recipe {
-    environment: &'static Environment,
+    pub(crate) environment: &'static Environment,
     model: Bytes,
     graph: Graph,
-    target: Target,
+    pub(crate) target: Target,
     pub(crate) info: EngineInfo,
     /// What to check in each run. ONNX Runtime's CPU does that itself.
     pub(crate) checks: Checks,
@@ -57,6 +58,15 @@ impl Target {
     /// Threads of the CPU: as many as the process may use, unless the user named a number.
     fn all_threads(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// Settings of a session on the device.
+    pub(crate) fn settings<'a>(
+        &self,
+        folder: Option<&'a str>,
+        options: &'a [(&'static str, String)],
+    ) -> Settings<'a> {
+        Settings { threads: self.all_threads(), optimise: true, folder, device: self.device, options }
     }
 }
 
@@ -116,16 +126,43 @@ impl Engine for OrtEngine {
         Ok(self.0.model.to_vec())
     }
 
+    fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let baked = Baked::new(&self.0, weights, host);
+        log::deliver(host);
+        Ok(Box::new(baked?))
+    }
+
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
         let session = self.0.session(weights, host);
         log::deliver(host);
-        Ok(Box::new(RunningSession::new(session?, self.0.clone())))
+        let Recipe { info, checks, .. } = &*self.0;
+        Ok(Box::new(RunningSession::new(session?, info, checks, Some(self.0.clone()))))
     }
 }
 
 impl Recipe {
     /// Creates a session with these weights.
     pub(crate) fn session(&self, source: &dyn WeightSource, host: &dyn Host) -> Result<OrtSession> {
+        let outputs: Vec<TensorSpec> =
+            self.info.outputs.iter().cloned().chain(self.checks.outputs()).collect();
+        let session = self.with_weights(source, host, |onnx, lent, settings| {
+            phase(host, "create session", 0, 1)?;
+            self.create(onnx, (&self.info.inputs, &outputs), lent, settings, host)
+        })?;
+        if let Target { device: Some(device), fallback, .. } = self.target {
+            fallback::check(&self.graph, &session.assigned()?, &device.provider, fallback, host)?;
+        }
+        phase(host, "create session", 1, 1)?;
+        Ok(session)
+    }
+
+    /// Calls `make` with the model, the weights that are lent to it, and the settings of a session.
+    pub(crate) fn with_weights<T>(
+        &self,
+        source: &dyn WeightSource,
+        host: &dyn Host,
+        make: impl FnOnce(&[u8], &[(&str, Weight<'_>)], &Settings<'_>) -> Result<T>,
+    ) -> Result<T> {
         let weights = Weights::take(&self.info.weights, source, host)?;
         let onnx = self
             .graph
@@ -136,28 +173,10 @@ impl Recipe {
                 Ok(Placement::External { location, offset, length })
             })
             .map_err(graph_error)?;
-        phase(host, "create session", 0, 1)?;
-        let Target { threads, device, precision, fallback } = self.target;
+        let Target { threads, device, precision, .. } = self.target;
         let options = device.map(|device| ep::settings(device, &self.graph, precision, threads));
-        let settings = Settings {
-            threads: self.target.all_threads(),
-            optimise: true,
-            folder: weights.folder.as_deref(),
-            device,
-            options: options.as_deref().unwrap_or_default(),
-        };
-        let session =
-            self.create(&onnx, (&self.info.inputs, &self.all_outputs()), &weights.lent, &settings, host)?;
-        if let Some(device) = device {
-            fallback::check(&self.graph, &session.assigned()?, &device.provider, fallback, host)?;
-        }
-        phase(host, "create session", 1, 1)?;
-        Ok(session)
-    }
-
-    /// The outputs of the model, and those of the checks.
-    pub(crate) fn all_outputs(&self) -> Vec<TensorSpec> {
-        self.info.outputs.iter().cloned().chain(self.checks.outputs()).collect()
+        let options = options.as_deref().unwrap_or_default();
+        make(&onnx, &weights.lent, &self.target.settings(weights.folder.as_deref(), options))
     }
 
     fn create(
@@ -169,10 +188,19 @@ impl Recipe {
         host: &dyn Host,
     ) -> Result<OrtSession> {
         OrtSession::create(self.environment, onnx, io, lent, settings, |canceller, work| {
-            let (result, cancelled) = watched(host, || canceller.cancel(), work);
-            result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
+            watch(host, canceller, work)
         })
     }
+}
+
+/// Does work that the host can cancel.
+pub(crate) fn watch(
+    host: &dyn Host,
+    canceller: &Canceller,
+    work: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    let (result, cancelled) = watched(host, || canceller.cancel(), work);
+    result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
 }
 
 /// The error of a cancelled call, whatever ONNX Runtime calls it.

@@ -65,6 +65,11 @@ pub(crate) fn avoid_faults(device: &EpDevice, graph: &mut Graph) -> Result<()> {
     }
 }
 
+/// Whether the execution provider can store what it has compiled, with the weights.
+pub(crate) fn bakes(device: &EpDevice) -> bool {
+    [OPENVINO, QNN, TENSORRT_RTX].contains(&device.provider.as_str())
+}
+
 /// The precisions that a device offers. The documentation of each execution provider says which element types it computes in.
 pub(crate) fn precisions(device: &EpDevice) -> Vec<Precision> {
     use Precision::{Bf16, Fp16, Fp32};

@@ -10,8 +10,9 @@
 //! * `log`: passes ONNX Runtime's log records to the host at the end of a call.
 //! * `fallback`: tells what a device leaves to the CPU.
 //! * `ep`: what differs between execution providers, and how to avoid their faults.
-//! * `engine`, `session`: implement the traits of sdrun-abi.
+//! * `engine`, `baked`, `session`: implement the traits of sdrun-abi.
 
+mod baked;
 mod engine;
 mod ep;
 mod fallback;

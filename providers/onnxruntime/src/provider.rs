@@ -1,4 +1,5 @@
 use crate::{
+    baked::{self, Baked},
     engine::{OrtEngine, Target},
     ep,
     ffi::{self, EpDevice},
@@ -101,8 +102,9 @@ impl Provider for OnnxRuntime {
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
-        let precisions = offered(find_device(device)?);
-        let mut can = Capabilities::new(precisions, DType::ALL.to_vec());
+        let device = find_device(device)?;
+        let mut can = Capabilities::new(offered(device), DType::ALL.to_vec());
+        can.bake = device.is_some_and(ep::bakes);
         can.weight_update = WeightUpdate::Rebuild;
         can.cancel = CancelSupport::Prompt;
         can.dynamic_shapes = true;
@@ -115,31 +117,31 @@ impl Provider for OnnxRuntime {
         &self,
         model: &[u8],
         spec: &BuildSpec,
-        _weights: &dyn WeightSource,
+        weights: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
         let environment = environment()?;
         let target = check_spec(spec)?;
         let engine = OrtEngine::new(environment, Bytes::copy_from_slice(model), target)?;
+        if spec.bake {
+            return engine.bake(weights, host);
+        }
         let verdict = engine.try_without_weights(host);
         log::deliver(host);
         verdict?;
         Ok(Box::new(engine))
     }
 
-    fn load(&self, payload: &[u8], spec: &BuildSpec, _host: &dyn Host) -> Result<Box<dyn Engine>> {
+    fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let target = check_spec(spec)?;
+        if baked::is_baked(payload) {
+            return Ok(Box::new(Baked::load(environment()?, payload, target, host)?));
+        }
         Ok(Box::new(OrtEngine::new(environment()?, Bytes::copy_from_slice(payload), target)?))
     }
 
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
-        find_device(device)?;
-        match compatibility {
-            COMPATIBILITY => Ok(Compatibility::Optimal),
-            other => {
-                Err(Error::invalid(format!("the compatibility string {other:?} is not from onnxruntime")))
-            }
-        }
+        baked::check(compatibility, find_device(device)?)
     }
 }
 
@@ -201,9 +203,6 @@ fn check_spec(spec: &BuildSpec) -> Result<Target> {
     };
     refuse_options("onnxruntime", &options)?;
     spec.precision.check_offered(&offered(device), &format!("ONNX Runtime on {}", spec.device))?;
-    if spec.bake {
-        return Err(Error::unsupported("the onnxruntime provider cannot store weights in an engine"));
-    }
     if spec.threads == Some(0) {
         return Err(Error::invalid("the number of threads must be at least 1"));
     }

@@ -7,10 +7,10 @@ use crate::{
     watch::watched,
 };
 use sdrun_abi::{
-    Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView,
-    WeightSource,
+    EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
+    TensorView, WeightSource,
 };
-use sdrun_provider_common::rebuilt;
+use sdrun_provider_common::{indices::Checks, rebuilt};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -23,22 +23,29 @@ const WATCHED_FROM: Duration = Duration::from_millis(100);
 /// A session with weights.
 pub(crate) struct RunningSession {
     session: OrtSession,
-    /// The outputs for the recipe's checks, after those of the model.
+    checks: Checks,
+    /// The outputs for `checks`, after those of the model.
     counts: Vec<[u8; 4]>,
     /// Types and shapes of the outputs if all shapes are fixed. Then ONNX Runtime writes directly into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
     /// Duration of the last run; `None` before the first.
     last_run: Option<Duration>,
-    recipe: Arc<Recipe>,
+    /// How to make another session; `None` if the weights are baked in.
+    recipe: Option<Arc<Recipe>>,
 }
 
 impl RunningSession {
-    pub(crate) fn new(session: OrtSession, recipe: Arc<Recipe>) -> Self {
-        let all = recipe.all_outputs();
-        let counts = vec![[0; 4]; all.len() - recipe.info.outputs.len()];
-        let fixed = all.iter().map(fixed_output).collect();
-        RunningSession { session, counts, fixed, last_run: None, recipe }
+    pub(crate) fn new(
+        session: OrtSession,
+        info: &EngineInfo,
+        checks: &Checks,
+        recipe: Option<Arc<Recipe>>,
+    ) -> Self {
+        let counts = vec![[0; 4]; checks.outputs().count()];
+        let fixed =
+            info.outputs.iter().cloned().chain(checks.outputs()).map(|spec| fixed_output(&spec)).collect();
+        RunningSession { session, checks: checks.clone(), counts, fixed, last_run: None, recipe }
     }
 }
 
@@ -53,11 +60,15 @@ impl Session for RunningSession {
         weights: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<RefitReport> {
-        let session = self.recipe.session(weights, host);
+        let recipe = self.recipe.clone().ok_or_else(|| {
+            Error::precondition("the weights of this engine are baked in and cannot be changed")
+                .with_hint("build the engine without baking")
+        })?;
+        let session = recipe.session(weights, host);
         log::deliver(host);
         // Everything that can fail is done. Only now replace the old weights.
-        *self = RunningSession::new(session?, self.recipe.clone());
-        Ok(rebuilt(&self.recipe.info))
+        *self = RunningSession::new(session?, &recipe.info, &recipe.checks, Some(recipe.clone()));
+        Ok(rebuilt(&recipe.info))
     }
 
     fn run(
@@ -66,7 +77,7 @@ impl Session for RunningSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
-        self.recipe.checks.inputs(inputs)?;
+        self.checks.inputs(inputs)?;
         let watch = self.last_run.is_none_or(|took| took > WATCHED_FROM);
         let run = |terminator: &Terminator<'_>, work: &mut dyn FnMut() -> Result<()>| {
             if !watch {
@@ -76,21 +87,22 @@ impl Session for RunningSession {
             result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
         };
         let start = Instant::now();
-        let own = self.recipe.info.outputs.len();
         let counts = self.counts.iter_mut().map(|count| &mut count[..]);
         let result = match &self.fixed {
             Some(specs) => {
+                let own = specs.len() - counts.len();
                 let buffers = outputs.allocate(&specs[..own])?.into_iter().chain(counts);
                 let mut targets: Vec<(&OutputSpec, &mut [u8])> = specs.iter().zip(buffers).collect();
                 self.session.run(inputs, &mut targets, run)
             }
             None => self.session.run_into_own(inputs, run, |specs| {
+                let own = specs.len() - counts.len();
                 Ok(outputs.allocate(&specs[..own])?.into_iter().chain(counts).collect())
             }),
         };
         log::deliver(host);
         result?;
-        self.recipe.checks.computed(&self.counts)?;
+        self.checks.computed(&self.counts)?;
         self.last_run = Some(start.elapsed());
         Ok(())
     }

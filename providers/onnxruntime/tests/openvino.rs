@@ -5,7 +5,7 @@ mod support;
 #[path = "../../common/testing.rs"]
 mod testing;
 
-use sdrun_abi::{BuildSpec, DType, DeviceKind, ErrorCode, Precision, Provider};
+use sdrun_abi::{BuildSpec, Compatibility, DType, DeviceKind, ErrorCode, NoHost, Precision, Provider};
 use sdrun_provider_onnxruntime::OnnxRuntime;
 use std::sync::Once;
 use testing::*;
@@ -54,6 +54,47 @@ fn the_precision_is_the_one_asked_for() {
         &perceptron_weights(1),
     ));
     assert!(error.message.contains(CPU), "{error}");
+}
+
+/// An engine with its weights holds what OpenVINO has compiled.
+#[test]
+#[ignore = "needs OpenVINO's extension; run by `cargo xtask test`"]
+fn baked_engines_are_loaded_without_weights() {
+    start();
+    assert!(OnnxRuntime.capabilities(CPU).unwrap().bake);
+    let spec = BuildSpec { bake: true, ..BuildSpec::new(CPU, Precision::Fp32) };
+    let weights = perceptron_weights(1);
+    let engine = OnnxRuntime.build(&perceptron(), &spec, &weights, &NoHost).unwrap();
+    assert!(engine.info().weights.is_empty());
+    let needs = engine.info().compatibility.clone();
+    assert!(needs.contains("OpenVINOExecutionProvider"), "{needs}");
+    assert_eq!(OnnxRuntime.check(&needs, CPU).unwrap(), Compatibility::Optimal);
+    assert!(matches!(OnnxRuntime.check(&needs, "cpu").unwrap(), Compatibility::Unsupported(_)));
+
+    let payload = engine.serialize().unwrap();
+    drop(engine);
+    let loaded = OnnxRuntime.load(&payload, &spec, &NoHost).unwrap();
+    let mut session = loaded.session(&Source::default(), &NoHost).unwrap();
+    let x = noise(9, 3 * 64);
+    let found = run(&mut *session, &[3, 64], &x).unwrap();
+    let error = error_of(&found, &perceptron_reference(&weights, &x));
+    assert!(error < 1e-6, "{error}");
+    let error = failure(session.refit(&["w1"], &weights, &NoHost));
+    assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
+
+    let other = BuildSpec { precision: Precision::Bf16, ..spec.clone() };
+    if OnnxRuntime.capabilities(CPU).unwrap().precisions.contains(&Precision::Bf16) {
+        assert_eq!(failure(OnnxRuntime.load(&payload, &other, &NoHost)).code, ErrorCode::InvalidArgument);
+    }
+    let error = failure(OnnxRuntime.load(&payload[..20], &spec, &NoHost));
+    assert_eq!(error.code, ErrorCode::DataLoss, "{error}");
+    let foreign = needs.replace("Intel AVX", "Another");
+    assert!(foreign == needs || OnnxRuntime.check(&foreign, CPU).unwrap() != Compatibility::Optimal);
+
+    // The CPU of ONNX Runtime itself has no such engines.
+    let on_cpu = BuildSpec { bake: true, ..BuildSpec::new("cpu", Precision::Fp32) };
+    let error = failure(OnnxRuntime.build(&perceptron(), &on_cpu, &weights, &NoHost));
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
 }
 
 /// OpenVINO has no Det.

@@ -9,15 +9,13 @@ use crate::{
     staging::Staging,
 };
 use bytes::Bytes;
-use sdrun_abi::{
-    BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, WeightSource,
-};
+use sdrun_abi::{BuildSpec, Compatibility, Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::{Graph, GraphError, passes::weights_as_inputs};
 use sdrun_provider_common::{
     describe, graph_error,
     indices::{self, Checks},
     openvino::avoid_faults,
-    phase, read_graph,
+    payload, phase, read_graph,
 };
 use serde::{Deserialize, Serialize};
 use std::{io::Read, sync::Arc};
@@ -210,13 +208,12 @@ struct Described {
     checks: Checks,
 }
 
-/// First bytes of a baked engine's payload. Then follow the length of the description as a little-endian u32, the
-/// [`Described`] as JSON, and the blob. An ONNX file never starts with these bytes.
-const MAGIC: &[u8; 8] = b"SDROVIN1";
+/// Marks a baked engine. An ONNX file never starts with these bytes.
+const MARK: &[u8; 8] = b"SDROVIN1";
 
 /// Whether a payload belongs to a baked engine.
 pub(crate) fn is_baked(payload: &[u8]) -> bool {
-    payload.starts_with(MAGIC)
+    payload.starts_with(MARK)
 }
 
 impl Baked {
@@ -247,7 +244,7 @@ impl Baked {
         target: Target,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        let (described, blob) = split(payload)?;
+        let (described, blob): (Described, _) = payload::split(MARK, payload)?;
         let info = &described.info;
         if let Compatibility::Unsupported(why) = check(&info.compatibility, runtime, &target)? {
             return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
@@ -266,30 +263,12 @@ impl Baked {
     }
 }
 
-/// Splits a payload into description and blob.
-fn split(payload: &[u8]) -> Result<(Described, &[u8])> {
-    let damaged = |why: &str| Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}"));
-    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is not a baked OpenVINO engine"))?;
-    let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it ends in its header"))?;
-    let length = u32::from_le_bytes(*length) as usize;
-    let (described, blob) =
-        rest.split_at_checked(length).ok_or_else(|| damaged("its description is longer than the engine"))?;
-    let described = serde_json::from_slice(described)
-        .map_err(|e| damaged(&format!("its description is not valid JSON: {e}")))?;
-    match blob.is_empty() {
-        true => Err(damaged("it holds no blob")),
-        false => Ok((described, blob)),
-    }
-}
-
 impl Engine for Baked {
     fn info(&self) -> &EngineInfo {
         &self.described.info
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let described = serde_json::to_vec(&self.described)
-            .map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
         let staging = Staging::new(&self.runtime.temp_dir)?;
         // The C API can only export to files.
         let file = staging.file("model.blob");
@@ -297,10 +276,7 @@ impl Engine for Baked {
         let io = |e: std::io::Error| Error::io("read", &file, &e);
         let mut blob = std::fs::File::open(&file).map_err(io)?;
         let length = blob.metadata().map_err(io)?.len() as usize;
-        let mut payload = Vec::with_capacity(MAGIC.len() + 4 + described.len() + length);
-        payload.extend_from_slice(MAGIC);
-        payload.extend_from_slice(&(described.len() as u32).to_le_bytes());
-        payload.extend_from_slice(&described);
+        let mut payload = payload::begin(MARK, &self.described, length)?;
         blob.read_to_end(&mut payload).map_err(io)?;
         Ok(payload)
     }
@@ -308,32 +284,5 @@ impl Engine for Baked {
     fn session(&self, _: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
         let Described { info, checks } = &self.described;
         Ok(Box::new(OvSession::new(&self.compiled, info, checks.clone())?))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_damaged_payload_is_an_error() {
-        let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
-        let described = Described { info, checks: Checks::default() };
-        let described = serde_json::to_vec(&described).unwrap();
-        let mut good = MAGIC.to_vec();
-        good.extend_from_slice(&(described.len() as u32).to_le_bytes());
-        good.extend_from_slice(&described);
-        assert!(split(&good).unwrap_err().message.contains("no blob"));
-        good.extend_from_slice(b"blob");
-        assert_eq!(split(&good).unwrap().1, b"blob");
-        for end in 0..good.len() - 4 {
-            assert_eq!(split(&good[..end]).unwrap_err().code, ErrorCode::DataLoss, "{end}");
-        }
-        let mut long = good.clone();
-        long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert!(split(&long).unwrap_err().message.contains("longer"));
-        let mut garbage = good;
-        garbage[12] = b'?';
-        assert!(split(&garbage).unwrap_err().message.contains("JSON"));
     }
 }

@@ -1,9 +1,9 @@
-use super::{check, from_ort, handle};
+use super::{c_string, check, compile, from_ort, handle};
 use crate::ep;
 use ort::{AsPointer, device::Device, environment::Environment, memory::DeviceType, sys};
-use sdrun_abi::{DeviceKind, Error, Result};
+use sdrun_abi::{Compatibility, DeviceKind, Error, Result};
 use std::{
-    ffi::{CStr, CString, c_char, c_int},
+    ffi::{CStr, c_char, c_int},
     path::Path,
     ptr::{self, NonNull},
 };
@@ -127,6 +127,26 @@ fn available() -> Result<Vec<String>> {
 }
 
 impl EpDevice {
+    /// How well the device can use a compiled model that needs this (from [`compatibility`](super::compatibility)).
+    pub(crate) fn fit(&self, needs: &str) -> Result<Compatibility> {
+        use sys::OrtCompiledModelCompatibility as Fit;
+        const OPTIMAL: i32 = Fit::EP_SUPPORTED_OPTIMAL as i32;
+        const BETTER_AGAIN: i32 = Fit::EP_SUPPORTED_PREFER_RECOMPILATION as i32;
+        const UNSUPPORTED: i32 = Fit::EP_UNSUPPORTED as i32;
+        let Route::Device(device) = self.route else {
+            return Err(Error::invalid(format!("{} compiles no models", self.provider)));
+        };
+        let name = &self.provider;
+        Ok(match compile::fit(device, needs)? {
+            OPTIMAL => Compatibility::Optimal,
+            BETTER_AGAIN => {
+                Compatibility::PreferRecompile(format!("{name} would compile it differently for this device"))
+            }
+            UNSUPPORTED => Compatibility::Unsupported(format!("{name} says that this device cannot use it")),
+            _ => Compatibility::Unsupported(format!("{name} does not know what it needs")),
+        })
+    }
+
     /// Lets a session use the device with these settings of the execution provider, and record what runs there.
     ///
     /// # Safety
@@ -138,11 +158,10 @@ impl EpDevice {
         settings: &[(&str, String)],
     ) -> Result<()> {
         let api = ort::api();
-        let text = |text: &str| {
-            CString::new(text).map_err(|_| Error::invalid(format!("{text:?} contains a NUL character")))
-        };
-        let settings =
-            settings.iter().map(|(key, value)| Ok((text(key)?, text(value)?))).collect::<Result<Vec<_>>>()?;
+        let settings = settings
+            .iter()
+            .map(|(key, value)| Ok((c_string(key)?, c_string(value)?)))
+            .collect::<Result<Vec<_>>>()?;
         let (keys, values): (Vec<_>, Vec<_>) =
             settings.iter().map(|(key, value)| (key.as_ptr(), value.as_ptr())).unzip();
         // SAFETY: environment and device live on. The arrays have as many entries as stated, all C strings, which ONNX Runtime copies.

@@ -3,17 +3,24 @@
 //! unsafe code of this crate is below this module.
 #![allow(unsafe_code)]
 
+mod compile;
 mod devices;
 mod session;
 mod tensor;
 
+pub(crate) use compile::{compatibility, compile};
 pub(crate) use devices::{Assigned, EpDevice, built_in, register};
-pub(crate) use session::{OrtSession, Settings, Terminator};
+pub(crate) use session::{Canceller, OrtSession, Settings, Terminator};
 
 use ort::{environment::Environment, logging::LogLevel, sys};
 use sdrun_abi::{Error, ErrorCode, Hint, Result};
 use sdrun_provider_common::failure;
-use std::{ffi::CStr, path::Path, ptr::NonNull, sync::Arc};
+use std::{
+    ffi::{CStr, CString},
+    path::Path,
+    ptr::NonNull,
+    sync::Arc,
+};
 
 /// `ort`'s API version equals the minor number of the first release that supports it.
 const LEAST_VERSION: (u32, u32) = (1, ort::MINOR_VERSION);
@@ -107,6 +114,11 @@ fn release(version: &str) -> Option<(u32, u32)> {
 fn check(status: sys::OrtStatusPtr, doing: &str) -> Result<()> {
     // SAFETY: an API call has just returned the status, and it is taken over once.
     unsafe { ort::Error::result_from_status(status) }.map_err(|e| from_ort(e, doing))
+}
+
+/// A text in the form that the C API takes.
+fn c_string(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::invalid(format!("{text:?} contains a NUL character")))
 }
 
 /// Wraps a handle that a successful call returned.

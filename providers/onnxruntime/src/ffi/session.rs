@@ -1,5 +1,5 @@
 use super::{
-    check,
+    c_string, check,
     devices::{Assigned, EpDevice, assigned},
     handle,
     tensor::Tensor,
@@ -13,7 +13,7 @@ use std::{
 };
 
 /// `OrtSessionOptions`.
-struct Options(NonNull<sys::OrtSessionOptions>);
+pub(super) struct Options(NonNull<sys::OrtSessionOptions>);
 
 /// Settings of a session.
 pub(crate) struct Settings<'a> {
@@ -37,7 +37,7 @@ const DEQUANTIZED_PRODUCTS: (&CStr, &CStr) = (c"session.qdq_matmulnbits_accuracy
 
 impl Options {
     /// ONNX Runtime adds the CPU's execution provider itself.
-    fn new(settings: &Settings<'_>, environment: &Environment) -> Result<Self> {
+    pub(super) fn new(settings: &Settings<'_>, environment: &Environment) -> Result<Self> {
         let api = ort::api();
         let threads = settings.threads;
         let threads = c_int::try_from(threads)
@@ -72,6 +72,45 @@ impl Options {
             Ok(options)
         }
     }
+
+    /// Lends weights by name. What this returns must live until ONNX Runtime has read the model: by then it has copied or repacked what it
+    /// keeps.
+    pub(super) fn lend<'w>(&self, lent: &'w [(&str, Weight<'_>)]) -> Result<Lent<'w>> {
+        let names = Names::new(lent.iter().map(|(name, _)| *name))?;
+        let values = lent
+            .iter()
+            .map(|(_, weight)| Tensor::reading(weight.dtype, &weight.shape, weight.data()))
+            .collect::<Result<Vec<_>>>()?;
+        let pointers: Vec<*const sys::OrtValue> = values.iter().map(|v| v.as_ptr().cast_const()).collect();
+        if !pointers.is_empty() {
+            // SAFETY: both arrays have as many valid entries as stated. The options hold references to the values, whose memory
+            // the caller lends.
+            let status = unsafe {
+                (ort::api().AddExternalInitializers)(
+                    self.0.as_ptr(),
+                    names.pointers.as_ptr(),
+                    pointers.as_ptr(),
+                    pointers.len(),
+                )
+            };
+            check(status, "take the weights")?;
+        }
+        Ok(Lent { _names: names, _values: values })
+    }
+
+    pub(super) fn as_ptr(&self) -> *const sys::OrtSessionOptions {
+        self.0.as_ptr()
+    }
+
+    pub(super) fn canceller(&self) -> Canceller {
+        Canceller(self.0)
+    }
+}
+
+/// Weights that options refer to.
+pub(super) struct Lent<'w> {
+    _names: Names,
+    _values: Vec<Tensor<'w>>,
 }
 
 impl Drop for Options {
@@ -104,10 +143,6 @@ impl Terminator<'_> {
         // If the flag cannot be set, the run continues to its end.
         let _ = self.0.terminate();
     }
-}
-
-fn c_string(text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::invalid(format!("{text:?} contains a NUL character")))
 }
 
 /// Names in the form that the C API takes.
@@ -154,26 +189,7 @@ impl OrtSession {
     ) -> Result<Self> {
         let api = ort::api();
         let options = Options::new(settings, environment)?;
-        let names = Names::new(lent.iter().map(|(name, _)| *name))?;
-        let values = lent
-            .iter()
-            .map(|(_, weight)| Tensor::reading(weight.dtype, &weight.shape, weight.data()))
-            .collect::<Result<Vec<_>>>()?;
-        let pointers: Vec<*const sys::OrtValue> = values.iter().map(|v| v.as_ptr().cast_const()).collect();
-        if !pointers.is_empty() {
-            // SAFETY: both arrays have as many valid entries as stated. The options hold references to the values.
-            // The memory is lent until the session is created. By then the options have dropped their references, or
-            // they are released below.
-            let status = unsafe {
-                (api.AddExternalInitializers)(
-                    options.0.as_ptr(),
-                    names.pointers.as_ptr(),
-                    pointers.as_ptr(),
-                    pointers.len(),
-                )
-            };
-            check(status, "take the weights")?;
-        }
+        let _lent = options.lend(lent)?;
         let mut session = ptr::null_mut();
         let extension = settings.device.is_some();
         let mut work = || {
@@ -191,7 +207,7 @@ impl OrtSession {
             };
             check(status, "create a session")
         };
-        create(&Canceller(options.0), &mut work)?;
+        create(&options.canceller(), &mut work)?;
         // Releases the session if anything below fails.
         let session = Owned { session: handle(session)?, extension };
         let run_options = RunOptions::new().map_err(|e| super::from_ort(e, "create run options"))?;
@@ -317,7 +333,7 @@ impl Drop for Owned {
 
 /// Waits until no other thread uses the device of an extension. Sessions of one share its context without locks: WebGPU 0.4.0 crashes
 /// if two are made at a time.
-fn alone() -> MutexGuard<'static, ()> {
+pub(super) fn alone() -> MutexGuard<'static, ()> {
     static DEVICES: Mutex<()> = Mutex::new(());
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
