@@ -116,6 +116,14 @@ fn an_unknown_provider() {
 }
 
 /// For every provider with a vendor runtime: the folder is empty, or the library is garbage or cut in half.
+/// The extension that adds such devices is not installed.
+#[test]
+fn a_device_of_a_missing_extension() {
+    let machine = Machine::new();
+    let args = ["build", "mobilenet-v2", "--provider", "onnxruntime", "--device", "webgpu:0"];
+    machine.fails(&args, 3, &["no device `webgpu:0`", "runtime install onnxruntime-webgpu"]);
+}
+
 #[test]
 fn missing_and_damaged_runtimes() {
     let machine = Machine::new();

@@ -5,7 +5,7 @@ use crate::{
     suggest::did_you_mean, trust, worker,
 };
 use sdrun_abi::{
-    Capabilities, Device, Error as AbiError, ErrorCode, Host, InitConfig, Provide, Provider as Driver,
+    Capabilities, Device, Error as AbiError, ErrorCode, Hint, Host, InitConfig, Provide, Provider as Driver,
     RuntimeInfo, SandboxSpec,
     ffi::{Plugin, PluginIdentity},
 };
@@ -212,12 +212,26 @@ impl Provider {
             let error = match which {
                 Some(text) => {
                     let guess = did_you_mean(text, devices.iter().map(|d| d.id.as_str()));
-                    AbiError::not_found(format!("has no device `{text}` (has: {}){guess}", known.join(", ")))
+                    let missing = AbiError::not_found(format!(
+                        "has no device `{text}` (has: {}){guess}",
+                        known.join(", ")
+                    ));
+                    match self.adds(text) {
+                        Some(runtime) => missing.with_hint(Hint::Install { runtime }),
+                        None => missing,
+                    }
                 }
                 None => AbiError::not_found("found no device on this machine"),
             };
             Error::of(self.id())(error)
         })
+    }
+
+    /// The extension that adds devices like `webgpu:0`: it is called after the first part, like `onnxruntime-webgpu`.
+    fn adds(&self, device: &str) -> Option<String> {
+        let class = device.split_once(':')?.0;
+        let mut names = self.inner.provide.extensions.iter().map(|spec| &spec.name);
+        names.find(|name| name.strip_suffix(class).is_some_and(|rest| rest.ends_with('-'))).cloned()
     }
 
     /// As [`device`](Provider::device), for running: fails if the hardware is not in this machine.

@@ -37,11 +37,11 @@ fn openvino_computes_and_a_refit_replaces_every_weight() {
 #[ignore = "needs OpenVINO's extension; run by `cargo xtask test`"]
 fn the_precision_is_the_one_asked_for() {
     start();
-    assert!(support::distance(CPU, Precision::Fp32) < 1e-6);
+    assert!(support::distance(CPU, Precision::Fp32).unwrap() < 1e-6);
     let offered = OnnxRuntime.capabilities(CPU).unwrap().precisions;
     let spec = BuildSpec::new(CPU, Precision::Bf16);
     if offered.contains(&Precision::Bf16) {
-        let error = support::distance(CPU, Precision::Bf16);
+        let error = support::distance(CPU, Precision::Bf16).unwrap();
         assert!(error > 1e-4 && error < 2e-2, "{error}");
     } else {
         let error = failure(session(&OnnxRuntime, &perceptron(), &spec, &perceptron_weights(1)));

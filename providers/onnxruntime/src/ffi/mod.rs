@@ -131,8 +131,10 @@ fn from_ort(error: ort::Error, doing: &str) -> Error {
     // The host has already read and checked the graph. So an operator or attribute that ONNX Runtime rejects is one
     // that it lacks.
     let unknown_operator = error.message().contains("No Op registered for");
+    // WebGPU has no other way to say that a GPU has no f16.
+    let unknown_type = error.message().contains("requires f16 but the device does not support it");
     let code = match error.code() {
-        _ if unknown_operator => ErrorCode::Unimplemented,
+        _ if unknown_operator || unknown_type => ErrorCode::Unimplemented,
         Ort::NotImplemented | Ort::InvalidGraph => ErrorCode::Unimplemented,
         Ort::InvalidArgument | Ort::InvalidProtobuf => ErrorCode::InvalidArgument,
         Ort::NoSuchFile | Ort::NotFound => ErrorCode::NotFound,
@@ -141,7 +143,9 @@ fn from_ort(error: ort::Error, doing: &str) -> Error {
     };
     let words =
         error.message().lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
-    failure(code, format!("ONNX Runtime cannot {doing}: {words}")).with_native(format!("{:?}", error.code()))
+    let error = failure(code, format!("ONNX Runtime cannot {doing}: {words}"))
+        .with_native(format!("{:?}", error.code()));
+    if unknown_type { error.with_hint("build in fp32") } else { error }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use super::testing::*;
-use sdrun_abi::{BuildSpec, Device, InitConfig, NoHost, Precision, Provider};
+use sdrun_abi::{BuildSpec, DType, Device, InitConfig, NoHost, Precision, Provider, Result};
 use sdrun_provider_onnxruntime::OnnxRuntime;
 
 /// Loads ONNX Runtime with one extension, whose folder is in this environment variable. Returns the devices that it adds. A process
@@ -36,10 +36,18 @@ pub fn refits(spec: &BuildSpec, tolerance: f64) {
 }
 
 /// How far a device in this precision is from the CPU in f32, on the small network.
-pub fn distance(device: &str, precision: Precision) -> f64 {
+pub fn distance(device: &str, precision: Precision) -> Result<f64> {
     let x = noise(9, 3 * 64);
     let weights = perceptron_weights(1);
     let on = BuildSpec::new(device, precision);
-    let mut session = session(&OnnxRuntime, &perceptron(), &on, &weights).unwrap();
-    error_of(&run(&mut *session, &[3, 64], &x).unwrap(), &perceptron_reference(&weights, &x))
+    let engine = OnnxRuntime.build(&perceptron(), &on, &weights, &NoHost)?;
+    // As a host does, in the types that the engine wants.
+    let mut wanted = weights.clone();
+    for spec in engine.info().weights.iter().filter(|spec| spec.dtype == DType::F16) {
+        let stored = wanted.0.get_mut(&spec.name).unwrap();
+        let narrow = floats(&stored.data).into_iter().flat_map(|v| half::f16::from_f32(v).to_le_bytes());
+        (stored.data, stored.dtype) = (narrow.collect(), DType::F16);
+    }
+    let mut session = engine.session(&wanted, &NoHost)?;
+    Ok(error_of(&run(&mut *session, &[3, 64], &x)?, &perceptron_reference(&weights, &x)))
 }
