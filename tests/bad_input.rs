@@ -120,8 +120,11 @@ fn an_unknown_provider() {
 #[test]
 fn a_device_of_a_missing_extension() {
     let machine = Machine::new();
-    let args = ["build", "mobilenet-v2", "--provider", "onnxruntime", "--device", "webgpu:0"];
-    machine.fails(&args, 3, &["no device `webgpu:0`", "runtime install onnxruntime-webgpu"]);
+    refuses(
+        machine.run_model("onnxruntime").args(["--device", "webgpu:0"]),
+        3,
+        &["no device `webgpu:0`", "runtime install onnxruntime-webgpu"],
+    );
 }
 
 #[test]
