@@ -109,6 +109,13 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         cargo.args(arguments).envs(environment.iter().cloned());
         cargo
     };
+    let nodes = |id: &str| {
+        let manifest = dist.manifests.iter().find(|manifest| manifest.provider.id == id);
+        let mut command = conformance(&dist, manifest.with_context(|| format!("there is no provider {id}"))?);
+        command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
+        command.arg("--snapshots").arg(workspace.root.join("tests/conformance"));
+        Ok::<_, Error>(command)
+    };
     tally.stage("Unit, integration and documentation tests");
     tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
     if migraphx.is_some() {
@@ -150,7 +157,10 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
                 Ok(())
             });
             tally.stage("A small pipeline on WebGPU");
-            tally.count(tests(&PIPELINE).envs(webgpu).envs(on_device("webgpu:0")))?;
+            tally.count(tests(&PIPELINE).envs(webgpu.clone()).envs(on_device("webgpu:0")))?;
+            tally.stage("ONNX node tests: onnxruntime on webgpu:0");
+            let mut nodes = nodes("onnxruntime")?;
+            tally.count(nodes.args(["--device", "webgpu:0"]).envs(webgpu))?;
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }
@@ -161,7 +171,10 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             let only = ["test", "--workspace", "--test=openvino", "--", "--ignored"];
             tally.count(tests(&only).envs(openvino.clone()))?;
             tally.stage("A small pipeline in ONNX Runtime on OpenVINO");
-            tally.count(tests(&PIPELINE).envs(openvino).envs(on_device("openvino:cpu")))?;
+            tally.count(tests(&PIPELINE).envs(openvino.clone()).envs(on_device("openvino:cpu")))?;
+            tally.stage("ONNX node tests: onnxruntime on openvino:cpu");
+            let mut nodes = nodes("onnxruntime")?;
+            tally.count(nodes.args(["--device", "openvino:cpu"]).envs(openvino))?;
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }
@@ -175,9 +188,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     tally.count(&mut tests(&host))?;
     for manifest in dist.manifests.iter().filter(tested) {
         tally.stage(&format!("ONNX node tests: {}", manifest.provider.id));
-        let mut command = conformance(&dist, manifest);
-        command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
-        tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
+        tally.count(&mut nodes(&manifest.provider.id)?)?;
     }
     tally.check("Python package", || {
         let wheel = wheel::pack(workspace, &dist)?;
