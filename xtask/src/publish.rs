@@ -10,9 +10,15 @@ use std::{
 /// Version of cargo-semver-checks to install if there is none.
 const SEMVER_CHECKS: &str = "0.49.0";
 
-/// Packs all packages that are meant for crates.io and compiles each from its archive, as `cargo publish` does before it uploads.
-pub(crate) fn rehearse(workspace: &Workspace) -> Result<()> {
-    run(workspace.cargo().args(["publish", "--workspace", "--dry-run", "--allow-dirty", "--quiet"]))
+/// Packs all packages that are meant for crates.io. With `compile`, compiles each from its archive, as `cargo publish` does before it
+/// uploads.
+pub(crate) fn rehearse(workspace: &Workspace, compile: bool) -> Result<()> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["publish", "--workspace", "--dry-run", "--allow-dirty", "--quiet"]);
+    if !compile {
+        cargo.arg("--no-verify");
+    }
+    run(&mut cargo)
 }
 
 /// Compares the public interface of these packages with that of a revision, or of the last release. A change that breaks users needs another
