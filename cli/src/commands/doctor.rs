@@ -136,6 +136,8 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<Probe>>) -> 
     }
     for spec in provide.iter().flat_map(|p| &p.extensions) {
         checks.push(match runtime::find_extension(spec, registry.paths()) {
+            // For other systems.
+            Ok(None) if runtime::plan(spec, registry.paths()).is_err() => continue,
             Ok(Some(found)) => {
                 let text = format!("{} in {} ({})", spec.name, found.dir.display(), found.origin);
                 Check::new("extension", State::Ok, text)

@@ -89,8 +89,8 @@ impl Provider for OnnxRuntime {
     fn devices(&self) -> Result<Vec<Device>> {
         let mut devices = vec![Device::new(CPU, cpu_name(), DeviceKind::Cpu, std::env::consts::ARCH)];
         for Accelerator { id, device } in &RUNTIME.get()?.accelerators {
-            // A stored engine is the graph, which suits any device.
-            let class = ep::short(&device.provider);
+            // A stored engine is the graph, which suits any device, or what was compiled for one of those that are named by their kind.
+            let class = if ep::bakes(device) { id.clone() } else { ep::short(&device.provider) };
             let through = device.provider.trim_end_matches("ExecutionProvider");
             let kind = device.kind.name().to_uppercase();
             let name = format!("{} {kind} through {through}", device.vendor);
