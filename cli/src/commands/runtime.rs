@@ -41,6 +41,9 @@ enum Command {
         /// Install from this wheel, or from the one in this folder, without Python and without a network
         #[arg(long, value_name = "WHEEL|FOLDER")]
         from: Option<PathBuf>,
+        /// Also install what only graphics cards need (OpenVINO: 51 MB for Intel's)
+        #[arg(long)]
+        with_gpu: bool,
     },
     /// Remove a runtime that sdrun installed
     Remove {
@@ -53,8 +56,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let registry = context.registry()?;
     match &args.command {
         Command::List => list(&registry, context)?,
-        Command::Install { name, yes, from } => {
-            install(&registry, registry.runtime(name)?, from.as_deref(), *yes, context)?;
+        Command::Install { name, yes, from, with_gpu } => {
+            let spec = registry.runtime(name)?;
+            install(&registry, spec, from.as_deref(), (*yes, *with_gpu), context)?;
         }
         Command::Remove { name } => remove(&registry, registry.runtime(name)?, context)?,
     }
@@ -129,7 +133,7 @@ fn install(
     registry: &Registry,
     spec: &RuntimeSpec,
     from: Option<&Path>,
-    yes: bool,
+    (yes, with_gpu): (bool, bool),
     context: &Context,
 ) -> anyhow::Result<()> {
     if spec.pip.is_none()
@@ -142,6 +146,7 @@ fn install(
         });
     }
     let plan = runtime::plan(spec, registry.paths())?;
+    let plan = if with_gpu { plan.with_gpu()? } else { plan };
     let report =
         Installed { runtime: &spec.name, version: &spec.version, dir: &plan.dir, present: plan.installed };
     if plan.installed {

@@ -147,6 +147,9 @@ pub struct PipPackage {
     pub version: Option<String>,
     /// Patterns on paths relative to the wheel's root: matching files are kept, all others are deleted.
     pub keep: Vec<String>,
+    /// The same, for what only graphics cards need. A user asks for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu: Vec<String>,
     /// Folder of the libraries inside the installed package.
     pub library_dir: PathBuf,
     /// One entry per platform.
@@ -170,6 +173,13 @@ pub struct Wheel {
     pub download_bytes: u64,
     /// Bytes on disk after installation, kept files only.
     pub installed_bytes: u64,
+    /// Further bytes for graphics cards.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpu_bytes: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Manifest {

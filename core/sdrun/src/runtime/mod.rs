@@ -184,6 +184,25 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
 }
 
 impl InstallPlan {
+    /// The same, with the parts that only graphics cards need.
+    ///
+    /// # Errors
+    /// `Unimplemented` if the package for this machine has none.
+    pub fn with_gpu(mut self) -> Result<Self> {
+        if self.wheel.gpu_bytes == 0 {
+            let message = format!("{} has no parts for graphics cards here", self.requirement);
+            return Err(AbiError::unsupported(message).with_hint("install it without them").into());
+        }
+        let there = |pattern: &String| {
+            let file = Path::new(pattern).file_name().map(|name| name.to_string_lossy().into_owned());
+            find_library(&self.dir.join(&self.pip.library_dir), &[file.unwrap_or_default()]).is_some()
+        };
+        self.installed = self.installed && self.pip.gpu.iter().any(there);
+        self.pip.keep.append(&mut self.pip.gpu);
+        self.wheel.installed_bytes += self.wheel.gpu_bytes;
+        Ok(self)
+    }
+
     /// `ResourceExhausted` if the disk has no room for both the package and its unpacked files, which exist side by side
     /// for a moment.
     pub fn check_room(&self) -> Result<()> {
@@ -229,6 +248,7 @@ mod tests {
             env: env.into(),
             library_names: vec!["libthing.so.*".into()],
             pip: Some(PipPackage {
+                gpu: vec!["thing/libs/libthing_gpu.so".into()],
                 package: "thing".into(),
                 version: None,
                 keep: vec!["thing/libs/libthing.so.*".into()],
@@ -268,6 +288,42 @@ mod tests {
         let error = find_extension(&elsewhere, &paths).unwrap_err();
         assert_eq!(error.code(), ErrorCode::NotFound);
         assert!(error.to_string().starts_with("PATH names "), "{error}");
+    }
+
+    #[test]
+    fn parts_for_graphics_cards_are_installed_on_request() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, mut spec) = (paths(root.path()), spec("SDRUN_THING_DIR"));
+        let wheel = Wheel {
+            os: std::env::consts::OS.into(),
+            arch: std::env::consts::ARCH.into(),
+            python: "312".into(),
+            platforms: vec!["any".into()],
+            sha256: String::new(),
+            download_bytes: 1,
+            installed_bytes: 2,
+            gpu_bytes: 40,
+        };
+        let plan_of = |spec: &mut RuntimeSpec, gpu_bytes| {
+            spec.pip.as_mut().unwrap().wheels = vec![Wheel { gpu_bytes, ..wheel.clone() }];
+            plan(spec, &paths).unwrap()
+        };
+        let error = plan_of(&mut spec, 0).with_gpu().unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Unimplemented);
+        let without = plan_of(&mut spec, 40);
+        assert!(!without.pip.keep.iter().any(|pattern| pattern.contains("gpu")));
+        let with = without.with_gpu().unwrap();
+        assert!(with.pip.keep.contains(&"thing/libs/libthing_gpu.so".into()));
+        assert_eq!(with.wheel.installed_bytes, 42);
+
+        // What is there without them is not what was asked for.
+        let libs = with.dir.join("thing/libs");
+        std::fs::create_dir_all(&libs).unwrap();
+        std::fs::write(libs.join("libthing.so.1"), b"").unwrap();
+        seal::seal(&with.dir).unwrap();
+        assert!(plan_of(&mut spec, 40).installed && !plan_of(&mut spec, 40).with_gpu().unwrap().installed);
+        std::fs::write(libs.join("libthing_gpu.so"), b"").unwrap();
+        assert!(plan_of(&mut spec, 40).with_gpu().unwrap().installed);
     }
 
     #[test]

@@ -179,6 +179,7 @@ mod tests {
             env: "SDRUN_TEST_UNSET_VARIABLE".into(),
             library_names: vec!["libthing.so.*".into()],
             pip: Some(PipPackage {
+                gpu: Vec::new(),
                 package: "thing".into(),
                 version: None,
                 keep: vec!["thing/libs/libthing.so.*".into(), "thing/LICENSE".into()],
