@@ -163,7 +163,8 @@ impl Engine for Baked {
         );
         crate::log::deliver(host);
         phase(host, "create session", 1, 1)?;
-        Ok(Box::new(RunningSession::new(session?, info, checks, None)))
+        let place = (self.target, self.environment);
+        Ok(Box::new(RunningSession::new(session?, info, checks, place, None)))
     }
 }
 

@@ -135,8 +135,9 @@ impl Engine for OrtEngine {
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
         let session = self.0.session(weights, host);
         log::deliver(host);
-        let Recipe { info, checks, .. } = &*self.0;
-        Ok(Box::new(RunningSession::new(session?, info, checks, Some(self.0.clone()))))
+        let Recipe { info, checks, target, environment, .. } = &*self.0;
+        let place = (*target, *environment);
+        Ok(Box::new(RunningSession::new(session?, info, checks, place, Some(self.0.clone()))))
     }
 }
 

@@ -105,6 +105,7 @@ impl Provider for OnnxRuntime {
         let device = find_device(device)?;
         let mut can = Capabilities::new(offered(device), DType::ALL.to_vec());
         can.bake = device.is_some_and(ep::bakes);
+        can.device_tensors = device.is_some_and(EpDevice::keeps_tensors);
         can.weight_update = WeightUpdate::Rebuild;
         can.cancel = CancelSupport::Prompt;
         can.dynamic_shapes = true;

@@ -1,14 +1,15 @@
 //! Sessions.
 
 use crate::{
-    engine::{Recipe, cancelled_error},
+    engine::{Recipe, Target, cancelled_error},
     ffi::{OrtSession, Terminator},
     log,
     watch::watched,
 };
+use ort::environment::Environment;
 use sdrun_abi::{
-    EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
-    TensorView, WeightSource,
+    DType, DeviceTensor, EngineInfo, Error, Host, Input, MemoryReport, OutputSink, OutputSpec, RefitReport,
+    Result, Session, TensorSpec, TensorView, WeightSource,
 };
 use sdrun_provider_common::{indices::Checks, rebuilt};
 use std::{
@@ -31,6 +32,8 @@ pub(crate) struct RunningSession {
     fixed: Option<Vec<OutputSpec>>,
     /// Duration of the last run; `None` before the first.
     last_run: Option<Duration>,
+    target: Target,
+    environment: &'static Environment,
     /// How to make another session; `None` if the weights are baked in.
     recipe: Option<Arc<Recipe>>,
 }
@@ -40,13 +43,70 @@ impl RunningSession {
         session: OrtSession,
         info: &EngineInfo,
         checks: &Checks,
+        (target, environment): (Target, &'static Environment),
         recipe: Option<Arc<Recipe>>,
     ) -> Self {
         let counts = vec![[0; 4]; checks.outputs().count()];
         let fixed =
             info.outputs.iter().cloned().chain(checks.outputs()).map(|spec| fixed_output(&spec)).collect();
-        RunningSession { session, checks: checks.clone(), counts, fixed, last_run: None, recipe }
+        RunningSession {
+            session,
+            checks: checks.clone(),
+            counts,
+            fixed,
+            last_run: None,
+            target,
+            environment,
+            recipe,
+        }
     }
+}
+
+impl RunningSession {
+    /// Whether to watch the next run for cancellation.
+    fn watched(&self) -> bool {
+        self.last_run.is_none_or(|took| took > WATCHED_FROM)
+    }
+
+    /// Checks indices in inputs, for which those on the device are copied.
+    fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
+        let mut copies = Vec::new();
+        for input in inputs {
+            let (dtype, shape) = input.spec();
+            let mut copy = Vec::new();
+            if let (Input::Device(tensor), DType::I64 | DType::I32) = (input, dtype) {
+                copy = vec![0; dtype.bytes_of(shape).unwrap_or(0)];
+                tensor.read(&mut copy)?;
+            }
+            copies.push(copy);
+        }
+        let views: Vec<TensorView<'_>> = inputs
+            .iter()
+            .zip(&copies)
+            .map(|(input, copy)| match *input {
+                Input::Host(view) => view,
+                Input::Device(tensor) => {
+                    let spec = tensor.spec();
+                    TensorView { dtype: spec.dtype, shape: &spec.shape, data: copy }
+                }
+            })
+            .collect();
+        self.checks.inputs(&views)
+    }
+}
+
+/// Does the work of a run. The host can stop it if it is watched.
+fn terminable(
+    watch: bool,
+    host: &dyn Host,
+    terminator: &Terminator<'_>,
+    work: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    if !watch {
+        return work();
+    }
+    let (result, cancelled) = watched(host, || terminator.terminate(), work);
+    result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
 }
 
 fn fixed_output(spec: &TensorSpec) -> Option<OutputSpec> {
@@ -67,7 +127,8 @@ impl Session for RunningSession {
         let session = recipe.session(weights, host);
         log::deliver(host);
         // Everything that can fail is done. Only now replace the old weights.
-        *self = RunningSession::new(session?, &recipe.info, &recipe.checks, Some(recipe.clone()));
+        let place = (self.target, self.environment);
+        *self = RunningSession::new(session?, &recipe.info, &recipe.checks, place, Some(recipe.clone()));
         Ok(rebuilt(&recipe.info))
     }
 
@@ -78,13 +139,9 @@ impl Session for RunningSession {
         host: &dyn Host,
     ) -> Result<()> {
         self.checks.inputs(inputs)?;
-        let watch = self.last_run.is_none_or(|took| took > WATCHED_FROM);
+        let watch = self.watched();
         let run = |terminator: &Terminator<'_>, work: &mut dyn FnMut() -> Result<()>| {
-            if !watch {
-                return work();
-            }
-            let (result, cancelled) = watched(host, || terminator.terminate(), work);
-            result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
+            terminable(watch, host, terminator, work)
         };
         let start = Instant::now();
         let counts = self.counts.iter_mut().map(|count| &mut count[..]);
@@ -105,6 +162,37 @@ impl Session for RunningSession {
         self.checks.computed(&self.counts)?;
         self.last_run = Some(start.elapsed());
         Ok(())
+    }
+
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
+        let device =
+            self.target.device.ok_or_else(|| Error::unsupported("cannot keep tensors on its device"))?;
+        self.check_inputs(inputs)?;
+        let watch = self.watched();
+        let start = Instant::now();
+        let counts = &mut self.counts;
+        let kept = self.session.run_on_device(
+            (device, self.environment),
+            inputs,
+            keep,
+            |terminator, work| terminable(watch, host, terminator, work),
+            |specs| {
+                let own = specs.len() - counts.len();
+                let counts = counts.iter_mut().map(|count| &mut count[..]);
+                Ok(outputs.allocate(&specs[..own])?.into_iter().chain(counts).collect())
+            },
+        );
+        log::deliver(host);
+        let kept = kept?;
+        self.checks.computed(&self.counts)?;
+        self.last_run = Some(start.elapsed());
+        Ok(kept.into_iter().map(|tensor| Box::new(tensor) as Box<dyn DeviceTensor>).collect())
     }
 
     fn memory(&self) -> Result<MemoryReport> {

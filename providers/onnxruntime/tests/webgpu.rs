@@ -6,7 +6,10 @@ mod support;
 #[path = "../../common/testing.rs"]
 mod testing;
 
-use sdrun_abi::{BuildSpec, DType, Device, DeviceKind, ErrorCode, LogLevel, NoHost, Precision, Provider};
+use sdrun_abi::{
+    BuildSpec, DType, Device, DeviceKind, DeviceTensor, ErrorCode, Input, LogLevel, NoHost, Precision,
+    Provider, TensorView, VecSink,
+};
 use sdrun_provider_onnxruntime::OnnxRuntime;
 use std::sync::OnceLock;
 use testing::*;
@@ -44,6 +47,49 @@ fn webgpu_computes_in_half_precision_or_says_that_the_gpu_cannot() {
             assert!(why.hint.is_some_and(|hint| hint.to_string().contains("fp32")));
         }
     }
+}
+
+/// Outputs stay on the device, serve other sessions as inputs, and outlive the session that made them.
+#[test]
+#[ignore = "needs WebGPU; run by `cargo xtask test`"]
+fn outputs_stay_on_the_device() {
+    assert!(OnnxRuntime.capabilities(&device().id).unwrap().device_tensors);
+    let weights = perceptron_weights(1);
+    let x = bytes(&noise(9, 3 * 64));
+    let x = Input::Host(TensorView { dtype: DType::F32, shape: &[3, 64], data: &x });
+    let doubled = Model::default()
+        .input("y", DType::F32, &[3, 8])
+        .output("z", DType::F32, &[3, 8])
+        .output("same", DType::F32, &[3, 8])
+        .node("Add", &["y", "y"], &["z"])
+        .node("Identity", &["y"], &["same"])
+        .bytes();
+    let mut first = session(&OnnxRuntime, &perceptron(), &on_device(), &weights).unwrap();
+    let mut second = session(&OnnxRuntime, &doubled, &on_device(), &Source::default()).unwrap();
+    let want = run(&mut *first, &[3, 64], &noise(9, 3 * 64)).unwrap();
+
+    let mut sink = VecSink::default();
+    let kept = first.run_on_device(&[x], &[true], &mut sink, &NoHost).unwrap();
+    assert!(sink.is_empty());
+    let read = |tensor: &dyn DeviceTensor| {
+        let mut bytes = vec![0xff; 3 * 8 * 4];
+        tensor.read(&mut bytes).unwrap();
+        floats(&bytes)
+    };
+    assert_eq!(read(&*kept[0]), want);
+    drop(first);
+    // One output stays, the other comes back.
+    let more = second.run_on_device(&[Input::Device(&*kept[0])], &[true, false], &mut sink, &NoHost).unwrap();
+    assert_eq!(floats(sink.get(0).unwrap().data), want);
+    let twice: Vec<f32> = want.iter().map(|value| value + value).collect();
+    assert_eq!(read(&*more[0]), twice);
+    drop(second);
+    assert_eq!((read(&*kept[0]), read(&*more[0])), (want, twice));
+
+    // Not between ONNX Runtime's own CPU and the device.
+    let mut on_cpu = session(&OnnxRuntime, &doubled, &spec(Precision::Fp32), &Source::default()).unwrap();
+    let error = failure(on_cpu.run_on_device(&[Input::Device(&*kept[0])], &[false; 2], &mut sink, &NoHost));
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
 }
 
 /// 0.4.0 computes these convolutions wrongly in its own layout (`faults.rs`).

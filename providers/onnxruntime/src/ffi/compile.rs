@@ -9,10 +9,25 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// Memory that ONNX Runtime's default allocator gave out.
-struct Allocated {
+/// Memory that ONNX Runtime's default allocator gave out, freed when dropped.
+pub(super) struct Allocated {
     allocator: *mut sys::OrtAllocator,
     memory: *mut c_void,
+}
+
+impl Allocated {
+    pub(super) fn none() -> Result<Self> {
+        Ok(Allocated { allocator: allocator()?, memory: ptr::null_mut() })
+    }
+
+    pub(super) fn allocator(&self) -> *mut sys::OrtAllocator {
+        self.allocator
+    }
+
+    /// Takes over memory of this allocator.
+    pub(super) fn hold(&mut self, memory: *mut c_void) {
+        self.memory = memory;
+    }
 }
 
 impl Drop for Allocated {
@@ -81,7 +96,7 @@ fn run(environment: &Environment, onnx: &[u8], options: &Options) -> Result<Vec<
     };
     check(status, "prepare a compilation")?;
     let compilation = Compilation { api, options: handle(compilation)? };
-    let mut found = Allocated { allocator: allocator()?, memory: ptr::null_mut() };
+    let mut found = Allocated::none()?;
     let mut length = 0;
     let raw = compilation.options.as_ptr();
     // SAFETY: the options are alive. The model and the two out pointers outlive the compilation, which is done in here.
@@ -113,19 +128,19 @@ fn run(environment: &Environment, onnx: &[u8], options: &Options) -> Result<Vec<
 pub(crate) fn compatibility(onnx: &[u8], provider: &str) -> Result<Option<String>> {
     let provider = c_string(provider)?;
     let mut text = ptr::null_mut();
-    let allocator = allocator()?;
+    let mut found = Allocated::none()?;
     // SAFETY: pointer and length describe a live slice; the name is a C string; the out pointer is valid.
     let status = unsafe {
         (ort::api().GetCompatibilityInfoFromModelBytes)(
             onnx.as_ptr().cast(),
             onnx.len(),
             provider.as_ptr(),
-            allocator,
+            found.allocator(),
             &mut text,
         )
     };
     check(status, "tell what a compiled model needs")?;
-    let found = Allocated { allocator, memory: text.cast() };
+    found.hold(text.cast());
     if found.memory.is_null() {
         return Ok(None);
     }

@@ -127,6 +127,20 @@ fn available() -> Result<Vec<String>> {
 }
 
 impl EpDevice {
+    /// Where tensors of the device are, if the execution provider lets others use that memory.
+    pub(super) fn memory(&self) -> Option<*const sys::OrtMemoryInfo> {
+        let Route::Device(device) = self.route else { return None };
+        let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
+        // SAFETY: the device lives on, and so does the description, which belongs to it.
+        let memory = unsafe { (ort::api().EpDevice_MemoryInfo)(device.as_ptr(), kind) };
+        (!memory.is_null()).then_some(memory)
+    }
+
+    /// Whether outputs can stay on the device.
+    pub(crate) fn keeps_tensors(&self) -> bool {
+        self.memory().is_some()
+    }
+
     /// How well the device can use a compiled model that needs this (from [`compatibility`](super::compatibility)).
     pub(crate) fn fit(&self, needs: &str) -> Result<Compatibility> {
         use sys::OrtCompiledModelCompatibility as Fit;

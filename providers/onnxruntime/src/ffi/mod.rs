@@ -5,6 +5,7 @@
 
 mod compile;
 mod devices;
+mod kept;
 mod session;
 mod tensor;
 

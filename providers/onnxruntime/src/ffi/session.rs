@@ -5,11 +5,11 @@ use super::{
     tensor::Tensor,
 };
 use ort::{AsPointer, environment::Environment, session::RunOptions, sys};
-use sdrun_abi::{Error, OutputSpec, Result, TensorSpec, TensorView, Weight};
+use sdrun_abi::{DType, Error, OutputSpec, Result, TensorSpec, TensorView, Weight};
 use std::{
     ffi::{CStr, CString, c_char, c_int},
     ptr::{self, NonNull},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// `OrtSessionOptions`.
@@ -162,7 +162,7 @@ impl Names {
 
 /// `OrtSession` with the names of its inputs and outputs.
 pub(crate) struct OrtSession {
-    session: Owned,
+    session: Arc<Owned>,
     run_options: RunOptions,
     inputs: Vec<TensorSpec>,
     outputs: Vec<TensorSpec>,
@@ -209,7 +209,7 @@ impl OrtSession {
         };
         create(&options.canceller(), &mut work)?;
         // Releases the session if anything below fails.
-        let session = Owned { session: handle(session)?, extension };
+        let session = Arc::new(Owned { session: handle(session)?, extension });
         let run_options = RunOptions::new().map_err(|e| super::from_ort(e, "create run options"))?;
         let (input_names, output_names) =
             (Names::new(inputs.iter().map(|i| &*i.name))?, Names::new(outputs.iter().map(|o| &*o.name))?);
@@ -273,6 +273,38 @@ impl OrtSession {
         Ok(())
     }
 
+    /// Keeps the session while this lives.
+    pub(super) fn shared(&self) -> Arc<Owned> {
+        self.session.clone()
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::OrtSession {
+        self.session.session.as_ptr()
+    }
+
+    pub(super) fn input_names(&self) -> Vec<*const c_char> {
+        self.input_names.pointers.clone()
+    }
+
+    pub(super) fn output_names(&self) -> Vec<*const c_char> {
+        self.output_names.pointers.clone()
+    }
+
+    pub(super) fn output_types(&self) -> Vec<DType> {
+        self.outputs.iter().map(|spec| spec.dtype).collect()
+    }
+
+    /// Calls `work` with the options of a run, which can be terminated.
+    pub(super) fn with_options(
+        &mut self,
+        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        mut work: impl FnMut(*const sys::OrtRunOptions) -> Result<()>,
+    ) -> Result<()> {
+        self.run_options.unterminate().map_err(|e| super::from_ort(e, "prepare a run"))?;
+        let options = self.run_options.ptr();
+        run(&Terminator(&self.run_options), &mut || work(options))
+    }
+
     /// Which execution provider runs which node. Recorded only for sessions on the device of an extension.
     pub(crate) fn assigned(&self) -> Result<Vec<Assigned>> {
         assigned(self.session.session)
@@ -293,31 +325,31 @@ impl OrtSession {
     ) -> Result<()> {
         let api = ort::api();
         let inputs: Vec<*const sys::OrtValue> = inputs.iter().map(|i| i.as_ptr().cast_const()).collect();
-        self.run_options.unterminate().map_err(|e| super::from_ort(e, "prepare a run"))?;
-        let mut work = || {
-            let _alone = self.session.extension.then(alone);
+        let (session, extension) = (self.as_ptr(), self.session.extension);
+        let (input_names, output_names) = (self.input_names(), self.output_names());
+        self.with_options(run, |options| {
+            let _alone = extension.then(alone);
             // SAFETY: the session is alive, and only this call uses it (`&mut self`). Every array has as many valid
             // entries as stated, and those of the outputs are null or live values.
             let status = unsafe {
                 (api.Run)(
-                    self.session.session.as_ptr(),
-                    self.run_options.ptr(),
-                    self.input_names.pointers.as_ptr(),
+                    session,
+                    options,
+                    input_names.as_ptr(),
                     inputs.as_ptr(),
                     inputs.len(),
-                    self.output_names.pointers.as_ptr(),
+                    output_names.as_ptr(),
                     outputs.len(),
                     outputs.as_mut_ptr(),
                 )
             };
             check(status, "run the model")
-        };
-        run(&Terminator(&self.run_options), &mut work)
+        })
     }
 }
 
 /// A session, released when dropped.
-struct Owned {
+pub(super) struct Owned {
     session: NonNull<sys::OrtSession>,
     /// Whether it uses the device of an extension.
     extension: bool,

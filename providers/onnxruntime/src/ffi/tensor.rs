@@ -36,21 +36,11 @@ impl<'a> Tensor<'a> {
             .iter()
             .map(|d| i64::try_from(*d).map_err(|_| Error::invalid(format!("dimension {d} is too large"))))
             .collect::<Result<Vec<i64>>>()?;
-        let api = ort::api();
-        let (mut info, mut value) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: out pointers are valid. The second call copies the memory information, which is released once. The
-        // caller guarantees the data.
+        let (memory, mut value) = (CpuMemory::new()?, ptr::null_mut());
+        // SAFETY: the out pointer is valid. The call copies the description of the memory. The caller guarantees the data.
         unsafe {
-            check(
-                (api.CreateCpuMemoryInfo)(
-                    sys::OrtAllocatorType::OrtDeviceAllocator,
-                    sys::OrtMemType::OrtMemTypeDefault,
-                    &mut info,
-                ),
-                "describe memory",
-            )?;
-            let status = (api.CreateTensorWithDataAsOrtValue)(
-                info,
+            let status = (ort::api().CreateTensorWithDataAsOrtValue)(
+                memory.as_ptr(),
                 data.cast::<c_void>(),
                 len,
                 dims.as_ptr(),
@@ -58,7 +48,6 @@ impl<'a> Tensor<'a> {
                 element_type(dtype),
                 &mut value,
             );
-            (api.ReleaseMemoryInfo)(info);
             check(status, "wrap a tensor")?;
             Ok(Tensor::from_raw(handle(value)?))
         }
@@ -111,6 +100,31 @@ impl<'a> Tensor<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// `OrtMemoryInfo` of main memory.
+pub(super) struct CpuMemory(NonNull<sys::OrtMemoryInfo>);
+
+impl CpuMemory {
+    pub(super) fn new() -> Result<Self> {
+        let mut info = ptr::null_mut();
+        let (allocator, kind) =
+            (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
+        // SAFETY: the out pointer is valid.
+        check(unsafe { (ort::api().CreateCpuMemoryInfo)(allocator, kind, &mut info) }, "describe memory")?;
+        Ok(CpuMemory(handle(info)?))
+    }
+
+    pub(super) fn as_ptr(&self) -> *const sys::OrtMemoryInfo {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for CpuMemory {
+    fn drop(&mut self) {
+        // SAFETY: released once, by the owner.
+        unsafe { (ort::api().ReleaseMemoryInfo)(self.0.as_ptr()) }
     }
 }
 

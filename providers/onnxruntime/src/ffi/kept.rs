@@ -1,0 +1,177 @@
+use super::{
+    check,
+    compile::Allocated,
+    devices::EpDevice,
+    handle,
+    session::{OrtSession, Owned, Terminator, alone},
+    tensor::{CpuMemory, Tensor},
+};
+use ort::{AsPointer, environment::Environment, sys};
+use sdrun_abi::{DeviceTensor, Error, Input, OutputSpec, Result};
+use std::{
+    ptr::{self, NonNull},
+    slice,
+    sync::Arc,
+};
+
+/// A tensor in the memory of a device.
+pub(crate) struct Kept {
+    /// `None` only while it is dropped.
+    value: Option<Tensor<'static>>,
+    /// The session that made it. WebGPU 0.4.0 crashes if a tensor is released after its session.
+    _session: Arc<Owned>,
+    spec: OutputSpec,
+    device: &'static EpDevice,
+    environment: Environment,
+}
+
+// SAFETY: a value that nobody changes can be used from any thread; sessions and copies that read it run one at a time (`alone`), and so
+// does its release.
+unsafe impl Send for Kept {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Kept {}
+
+impl Kept {
+    /// The value, if it is on this device.
+    fn on<'t>(tensor: &'t dyn DeviceTensor, device: &EpDevice) -> Result<&'t Tensor<'static>> {
+        let kept = tensor.downcast_ref::<Self>().filter(|kept| ptr::eq(kept.device, device));
+        kept.and_then(|kept| kept.value.as_ref()).ok_or_else(|| {
+            Error::invalid("a tensor on another device cannot be an input")
+                .with_hint("make both sessions on one device, or copy the tensor to main memory")
+        })
+    }
+}
+
+impl DeviceTensor for Kept {
+    fn spec(&self) -> &OutputSpec {
+        &self.spec
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        let Some(value) = &self.value else { return Err(Error::internal("the tensor is gone")) };
+        let here = Tensor::writing(self.spec.dtype, &self.spec.shape, bytes)?;
+        let _alone = alone();
+        let (from, mut to) = (value.as_ptr().cast_const(), here.as_ptr().cast_const());
+        // SAFETY: both arrays have one live value of the same type and shape; without a stream, the copy is done when this returns.
+        let status = unsafe {
+            (ort::api().CopyTensors)(self.environment.ptr().cast_mut(), &from, &mut to, ptr::null_mut(), 1)
+        };
+        check(status, "copy a tensor from the device")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _alone = alone();
+        self.value = None;
+    }
+}
+
+/// `OrtIoBinding`, released when dropped.
+struct Binding(NonNull<sys::OrtIoBinding>);
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        // SAFETY: released once, by the owner.
+        unsafe { (ort::api().ReleaseIoBinding)(self.0.as_ptr()) }
+    }
+}
+
+impl OrtSession {
+    /// Runs one inference. The outputs that `keep` marks stay on the device. `deliver` receives the types and shapes of the others and
+    /// returns buffers to copy them to.
+    pub(crate) fn run_on_device<'s>(
+        &mut self,
+        (device, environment): (&'static EpDevice, &Environment),
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        deliver: impl FnOnce(&[OutputSpec]) -> Result<Vec<&'s mut [u8]>>,
+    ) -> Result<Vec<Kept>> {
+        let there = device.memory().ok_or_else(|| Error::unsupported("cannot keep tensors on its device"))?;
+        let (here, api) = (CpuMemory::new()?, ort::api());
+        // Values from the host live until the end of the run.
+        let mut given = Vec::new();
+        let mut binding = ptr::null_mut();
+        // SAFETY: the session is alive; the out pointer is valid.
+        check(unsafe { (api.CreateIoBinding)(self.as_ptr(), &mut binding) }, "prepare a run")?;
+        let binding = Binding(handle(binding)?);
+        for (input, name) in inputs.iter().zip(self.input_names()) {
+            let value = match input {
+                Input::Host(view) => {
+                    given.push(Tensor::reading(view.dtype, view.shape, view.data)?);
+                    given.last().map_or(ptr::null_mut(), Tensor::as_ptr)
+                }
+                Input::Device(tensor) => Kept::on(*tensor, device)?.as_ptr(),
+            };
+            // SAFETY: binding, name and value are alive; the binding holds a reference to the value.
+            check(unsafe { (api.BindInput)(binding.0.as_ptr(), name, value) }, "take an input")?;
+        }
+        let stays = |at: usize| keep.get(at).copied().unwrap_or(false);
+        for (at, name) in self.output_names().iter().enumerate() {
+            let place = if stays(at) { there } else { here.as_ptr() };
+            // SAFETY: binding, name and description of the memory are alive.
+            check(unsafe { (api.BindOutputToDevice)(binding.0.as_ptr(), *name, place) }, "place an output")?;
+        }
+        let values = {
+            let mut values = Vec::new();
+            self.bound(&binding, run, &mut values)?;
+            values
+        };
+        let (mut kept, mut brought) = (Vec::new(), Vec::new());
+        for (at, value) in values.into_iter().enumerate() {
+            let spec = OutputSpec { dtype: self.output_types()[at], shape: value.shape()? };
+            match stays(at) {
+                true => kept.push(Kept {
+                    value: Some(value),
+                    _session: self.shared(),
+                    spec,
+                    device,
+                    environment: environment.clone(),
+                }),
+                false => brought.push((value, spec)),
+            }
+        }
+        let specs: Vec<OutputSpec> = brought.iter().map(|(_, spec)| spec.clone()).collect();
+        let buffers = deliver(&specs)?;
+        for ((value, _), buffer) in brought.iter().zip(buffers) {
+            value.copy_to(buffer, "of the device")?;
+        }
+        Ok(kept)
+    }
+
+    /// Runs with a binding; puts its outputs into `values`, in order.
+    fn bound(
+        &mut self,
+        binding: &Binding,
+        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        values: &mut Vec<Tensor<'static>>,
+    ) -> Result<()> {
+        let session = self.as_ptr();
+        self.with_options(run, |options| {
+            let api = ort::api();
+            let _alone = alone();
+            // SAFETY: session, options and binding are alive, and only this call uses them.
+            check(unsafe { (api.RunWithBinding)(session, options, binding.0.as_ptr()) }, "run the model")?;
+            // SAFETY: as above.
+            check(unsafe { (api.SynchronizeBoundOutputs)(binding.0.as_ptr()) }, "wait for the device")?;
+            let mut array = Allocated::none()?;
+            let (mut first, mut count) = (ptr::null_mut(), 0);
+            // SAFETY: the binding is alive; out pointers are valid.
+            let status = unsafe {
+                (api.GetBoundOutputValues)(binding.0.as_ptr(), array.allocator(), &mut first, &mut count)
+            };
+            check(status, "return the outputs")?;
+            array.hold(first.cast());
+            if first.is_null() {
+                return Ok(());
+            }
+            // SAFETY: the array has as many values as stated.
+            for value in unsafe { slice::from_raw_parts(first, count) } {
+                // SAFETY: each is a live tensor that now belongs to us.
+                values.push(unsafe { Tensor::from_raw(handle(*value)?) });
+            }
+            Ok(())
+        })
+    }
+}
