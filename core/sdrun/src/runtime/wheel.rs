@@ -172,6 +172,7 @@ mod tests {
             sha256,
             download_bytes: wheel.len() as u64,
             installed_bytes,
+            gpu_bytes: 0,
         };
         RuntimeSpec {
             name: "thing".into(),
