@@ -41,7 +41,7 @@ enum Command {
         /// Install from this wheel, or from the one in this folder, without Python and without a network
         #[arg(long, value_name = "WHEEL|FOLDER")]
         from: Option<PathBuf>,
-        /// Also install what only graphics cards need (OpenVINO: 51 MB for Intel's)
+        /// Also install what only graphics cards need, if the runtime keeps it apart
         #[arg(long)]
         with_gpu: bool,
     },
