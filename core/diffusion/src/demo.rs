@@ -25,7 +25,7 @@ pub const FILES: [(&str, &str, &str); 4] = [
 
 macro_rules! contents {
     ($($name:literal,)*) => {
-        [$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/demo/", $name)))),*]
+        [$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/demo-model/", $name)))),*]
     };
 }
 

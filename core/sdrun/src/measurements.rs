@@ -69,7 +69,7 @@ impl Measurements {
             return Self::default();
         }
         Self::parse(&file).unwrap_or_else(|why| {
-            tracing::warn!("{} is not used: {why}", file.display());
+            tracing::warn!("measurements are not used: {why}");
             Self::default()
         })
     }
@@ -92,14 +92,7 @@ impl Measurements {
         // Another process may add its own at the same time.
         let lock = open_lock(&file.with_extension("lock"))?;
         lock.lock().map_err(|e| AbiError::io("lock", &file, &e))?;
-        let mut entries = if file.exists() {
-            Self::entries(&file).map_err(|why| {
-                AbiError::invalid(format!("{} cannot be extended: {why}", file.display()))
-                    .with_hint("delete the file; it is made again")
-            })?
-        } else {
-            Vec::new()
-        };
+        let mut entries = if file.exists() { Self::entries(&file)? } else { Vec::new() };
         entries.retain(|entry| {
             let known: Option<Measurement> = serde_json::from_value(entry.clone()).ok();
             known.is_none_or(|known| !new.iter().any(|new| new.is_of_the_same(&known)))
@@ -113,17 +106,22 @@ impl Measurements {
         Ok(new.len())
     }
 
-    fn entries(file: &Path) -> std::result::Result<Vec<Value>, String> {
-        let bytes = read_small(file, Links::Follow, MAX_BYTES).map_err(|e| e.message)?;
-        let document: Value = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    fn entries(file: &Path) -> std::result::Result<Vec<Value>, AbiError> {
+        let wrong = |why: String| {
+            AbiError::invalid(format!("{} has no measurements: {why}", file.display()))
+                .with_file(file)
+                .with_hint("delete the file; it is made again")
+        };
+        let bytes = read_small(file, Links::Follow, MAX_BYTES)?;
+        let document: Value = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
         let version = document.get("format_version").and_then(Value::as_u64);
         if version != Some(VERSION) {
-            return Err(format!("it is not of format version {VERSION}"));
+            return Err(wrong(format!("it is not of format version {VERSION}")));
         }
         Ok(document.get("measurements").and_then(Value::as_array).cloned().unwrap_or_default())
     }
 
-    fn parse(file: &Path) -> std::result::Result<Self, String> {
+    fn parse(file: &Path) -> std::result::Result<Self, AbiError> {
         let entries = Self::entries(file)?;
         let usable = |m: &Measurement| m.median_ms.is_finite() && m.median_ms > 0.0;
         let known = entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok());

@@ -51,6 +51,14 @@ bool fails(char const* name)
     return left > 0 && --left == 0;
 }
 
+//! Once `lost_at` has counted down, every call fails that needs the GPU, as after a reset or when a dock is unplugged.
+bool lost()
+{
+    int64_t& left = state("lost_at");
+    if (left > 0 && --left == 0) left = -1;
+    return left < 0;
+}
+
 struct Alive
 {
     Alive() { ++state("alive"); }
@@ -296,7 +304,7 @@ bool Context::setInputShape(char const* name, Dims const& dims) noexcept
 
 bool Context::enqueueV3(cudaStream_t stream) noexcept
 {
-    if (fails("enqueue_fails")) return false;
+    if (fails("enqueue_fails") || lost()) return false;
     size_t count = 1;
     for (int32_t i = 0; i < shape.nbDims; ++i) count *= shape.d[i];
     reinterpret_cast<Stream*>(stream)->queue.push_back([this, count] {
@@ -364,7 +372,7 @@ void* createInferRefitter_INTERNAL(void* engine, void*, int32_t) noexcept
 
 // The CUDA driver.
 using Status = int;
-constexpr Status kOUT_OF_MEMORY = 2, kNOT_READY = 600;
+constexpr Status kOUT_OF_MEMORY = 2, kNOT_READY = 600, kLOST = 719;
 
 Status cuInit(unsigned) { return 0; }
 Status cuDriverGetVersion(int* version) { return *version = state("driver_version"), 0; }
@@ -394,14 +402,19 @@ Status cuCtxSetCurrent(void* context)
     state("current") = reinterpret_cast<intptr_t>(context);
     return 0;
 }
-Status cuStreamCreate(void** stream, unsigned) { return ++state("streams"), *stream = new Stream, 0; }
+Status cuStreamCreate(void** stream, unsigned)
+{
+    if (lost()) return kLOST;
+    return ++state("streams"), *stream = new Stream, 0;
+}
 Status cuStreamDestroy_v2(void* stream) { return delete static_cast<Stream*>(stream), 0; }
 Status cuStreamQuery(void* stream)
 {
+    if (lost()) return kLOST;
     if (state("busy") > 0 && --state("busy") > 0) return kNOT_READY;
     return static_cast<Stream*>(stream)->drain(), 0;
 }
-Status cuStreamSynchronize(void* stream) { return static_cast<Stream*>(stream)->drain(), 0; }
+Status cuStreamSynchronize(void* stream) { return lost() ? kLOST : (static_cast<Stream*>(stream)->drain(), 0); }
 Status cuMemGetInfo_v2(size_t* free, size_t* total)
 {
     *total = size_t{8} << 30;
@@ -410,6 +423,7 @@ Status cuMemGetInfo_v2(size_t* free, size_t* total)
 }
 Status cuMemAlloc_v2(uint64_t* address, size_t bytes)
 {
+    if (lost()) return kLOST;
     if (fails("alloc_fails")) return kOUT_OF_MEMORY;
     auto* block = static_cast<size_t*>(std::malloc(bytes + 64));
     block[0] = bytes;
@@ -425,6 +439,7 @@ Status cuMemFree_v2(uint64_t address)
 }
 Status cuMemAllocHost_v2(void** address, size_t bytes)
 {
+    if (lost()) return kLOST;
     ++state("pinned");
     ++state("pinned_made");
     return *address = std::malloc(bytes), 0;
@@ -432,12 +447,14 @@ Status cuMemAllocHost_v2(void** address, size_t bytes)
 Status cuMemFreeHost(void* address) { return --state("pinned"), std::free(address), 0; }
 Status cuMemcpyHtoDAsync_v2(uint64_t to, void const* from, size_t bytes, void* stream)
 {
+    if (lost()) return kLOST;
     ++state("uploads");
     static_cast<Stream*>(stream)->queue.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
     return 0;
 }
 Status cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream)
 {
+    if (lost()) return kLOST;
     ++state("downloads");
     static_cast<Stream*>(stream)->queue.push_back([=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
     return 0;

@@ -94,6 +94,7 @@ impl Double {
             "load_fails",
             "enqueue_fails",
             "alloc_fails",
+            "lost_at",
             "diagnostics",
             "busy",
             "streamable",

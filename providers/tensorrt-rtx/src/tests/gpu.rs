@@ -396,6 +396,48 @@ fn failures_of_the_gpu_are_errors_and_leak_nothing() {
     assert_eq!(run(&mut *session, 8).unwrap(), expected(&source, 8));
 }
 
+/// Loses the GPU at each call of the driver in turn, until a session lives without it.
+#[test]
+fn a_lost_gpu_is_an_error_and_never_a_result() {
+    let (_guard, double, provider) = provider();
+    let (a, b) = (Source::new(0.3, -0.2), Source::new(-0.1, 0.5));
+    let mut last = 0;
+    for nth in 1.. {
+        double.set("lost_at", nth);
+        let outcome = (|| {
+            let mut session = session(&provider, &a)?;
+            let first = run(&mut *session, 2)?;
+            session.refit(&["a", "b"], &b, &NoHost)?;
+            Ok::<_, Error>((first, run(&mut *session, 2)?, session))
+        })();
+        match outcome {
+            Err(error) => {
+                assert!(
+                    [ErrorCode::Internal, ErrorCode::FailedPrecondition].contains(&error.code),
+                    "call {nth}: {error:?}"
+                );
+                assert_eq!(double.get("lost_at"), -1, "call {nth}: {error}");
+            }
+            Ok((first, second, mut session)) => {
+                assert_eq!((first, second), (expected(&a, 2), expected(&b, 2)), "call {nth}");
+                // From now on nothing works, and each attempt says so.
+                double.set("lost_at", -1);
+                for _ in 0..2 {
+                    assert!(run(&mut *session, 2).is_err());
+                }
+                assert!(session.refit(&["a", "b"], &a, &NoHost).is_err());
+                last = nth;
+                break;
+            }
+        }
+    }
+    assert!(last > 10, "only {last} calls");
+    // The next session works if the GPU is back.
+    double.set("lost_at", 0);
+    let mut session = session(&provider, &a).unwrap();
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&a, 2));
+}
+
 #[test]
 fn a_long_run_can_be_cancelled() {
     let (_guard, double, provider) = provider();
