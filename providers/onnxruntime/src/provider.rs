@@ -180,13 +180,14 @@ fn find_device(id: &str) -> Result<Option<&'static EpDevice>> {
         return Ok(Some(&found.device));
     }
     let known: Vec<&str> = [CPU].into_iter().chain(accelerators.iter().map(|a| a.id.as_str())).collect();
-    Err(Error::not_found(format!("ONNX Runtime has no device `{id}` here; it has {}", known.join(", ")))
-        .with_hint(match id.split(':').next() {
-            Some(class) if extension_spec(crate::MANIFEST, &format!("{EXTENSION}{class}")).is_ok() => {
-                Hint::Install { runtime: format!("{EXTENSION}{class}") }
-            }
-            _ => "`sdrun runtime list` shows the extensions that add devices".into(),
-        }))
+    let missing =
+        Error::not_found(format!("ONNX Runtime has no device `{id}` here; it has {}", known.join(", ")));
+    let class = id.split(':').next().unwrap_or_default();
+    let runtime = format!("{EXTENSION}{class}");
+    match extension_spec(crate::MANIFEST, &runtime) {
+        Ok(_) => Err(missing.with_hint(Hint::Install { runtime })),
+        Err(_) => Err(missing),
+    }
 }
 
 /// Refuses unsupported options; returns where the engine runs.

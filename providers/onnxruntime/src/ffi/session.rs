@@ -355,6 +355,12 @@ pub(super) struct Owned {
     extension: bool,
 }
 
+// SAFETY: any thread may use and release a session (onnxruntime_c_api.h). Only `OrtSession` uses it, which takes `&mut self`; the others
+// just keep it.
+unsafe impl Send for Owned {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Owned {}
+
 impl Drop for Owned {
     fn drop(&mut self) {
         let _alone = self.extension.then(alone);
