@@ -60,9 +60,7 @@ impl RunningSession {
             recipe,
         }
     }
-}
 
-impl RunningSession {
     /// Whether to watch the next run for cancellation.
     fn watched(&self) -> bool {
         self.last_run.is_none_or(|took| took > WATCHED_FROM)
