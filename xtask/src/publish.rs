@@ -1,11 +1,11 @@
 //! The packages for crates.io: whether they can be published, and whether their version numbers keep the rules.
 
-use crate::workspace::{Workspace, output, run, step};
-use anyhow::{Context, Result};
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
+use crate::{
+    setup,
+    workspace::{Workspace, output, run, step},
 };
+use anyhow::Result;
+use std::process::Command;
 
 /// Version of cargo-semver-checks to install if there is none.
 const SEMVER_CHECKS: &str = "0.49.0";
@@ -36,28 +36,11 @@ pub(crate) fn semver(workspace: &Workspace, revision: Option<&str>) -> Result<()
             }
         },
     };
-    let checks = tool(workspace, "cargo-semver-checks", SEMVER_CHECKS)?;
+    let checks = setup::cargo_tool(workspace, "cargo-semver-checks", SEMVER_CHECKS)?;
     run(Command::new(checks).current_dir(&workspace.root).args([
         "semver-checks",
         "--workspace",
         "--baseline-rev",
         &last,
     ]))
-}
-
-/// A subcommand of cargo: the one that is installed, or else one that this builds and puts into the target folder.
-pub(crate) fn tool(workspace: &Workspace, name: &str, version: &str) -> Result<PathBuf> {
-    let own = workspace.target.join("tools/bin").join(name);
-    let works =
-        |program: &Path| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
-    if let Some(found) = [Path::new(name), &own].into_iter().find(|program| works(program)) {
-        return Ok(found.to_path_buf());
-    }
-    println!("   {name} is missing; installing it into {}", own.display());
-    let mut cargo = workspace.cargo();
-    cargo.args(["install", "--locked", "--quiet", "--debug", "--root"]);
-    cargo.arg(workspace.target.join("tools")).arg(format!("{name}@{version}"));
-    // It runs once, and debug information takes a third of the build time.
-    run(cargo.env("CARGO_PROFILE_DEV_DEBUG", "0")).with_context(|| format!("cannot install {name}"))?;
-    Ok(own)
 }

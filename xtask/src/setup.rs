@@ -29,6 +29,23 @@ pub(crate) fn compilers() -> Result<()> {
     )
 }
 
+/// A subcommand of cargo: the one that is installed, or else one that this builds and puts into the target folder.
+pub(crate) fn cargo_tool(workspace: &Workspace, name: &str, version: &str) -> Result<PathBuf> {
+    let own = workspace.target.join("tools/bin").join(name);
+    let works =
+        |program: &Path| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    if let Some(found) = [Path::new(name), &own].into_iter().find(|program| works(program)) {
+        return Ok(found.to_path_buf());
+    }
+    println!("   {name} is missing; installing it into {}", own.display());
+    let mut cargo = workspace.cargo();
+    cargo.args(["install", "--locked", "--quiet", "--debug", "--root"]);
+    cargo.arg(workspace.target.join("tools")).arg(format!("{name}@{version}"));
+    // It runs once, and debug information takes a third of the build time.
+    run(cargo.env("CARGO_PROFILE_DEV_DEBUG", "0")).with_context(|| format!("cannot install {name}"))?;
+    Ok(own)
+}
+
 /// Valgrind, which checks how the C library treats memory.
 pub(crate) fn valgrind() -> Result<()> {
     match output(Command::new("valgrind").arg("--version")) {

@@ -339,7 +339,7 @@ fn conformance(dist: &Dist, manifest: &Manifest) -> Command {
 /// Checks licences, sources and banned crates. The advisory database is on GitHub, so `cargo deny check advisories` is left to
 /// the user.
 fn dependencies(workspace: &Workspace) -> Result<()> {
-    let deny = publish::tool(workspace, "cargo-deny", CARGO_DENY)?;
+    let deny = setup::cargo_tool(workspace, "cargo-deny", CARGO_DENY)?;
     run(Command::new(deny).current_dir(&workspace.root).args(["check", "bans", "licenses", "sources"]))
 }
 

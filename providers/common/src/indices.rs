@@ -13,7 +13,7 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Checks {
     inputs: Vec<Input>,
-    /// Indices that the graph computes, in the order of [`Checks::outputs`].
+    /// Indices that the graph computes, in the order of their outputs.
     computed: Vec<Computed>,
 }
 
@@ -190,13 +190,27 @@ impl Checks {
         Ok(())
     }
 
-    /// The outputs that [`prepare`] has added after those of the graph: numbers of indices.
-    pub fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
-        let names = self.computed.iter().map(|computed| computed.output.clone());
-        names.map(|name| TensorSpec { name, dtype: DType::I32, shape: vec![] })
+    /// Whether [`Checks::inputs`] reads the values of this input.
+    pub fn read_input(&self, number: usize) -> bool {
+        self.inputs.iter().any(|input| input.number == number)
     }
 
-    /// Checks the indices that the graph has computed in a run, by these outputs.
+    /// The outputs of the graph, then those that [`prepare`] has added: numbers of indices.
+    pub fn with_outputs(&self, outputs: &[TensorSpec]) -> Vec<TensorSpec> {
+        let added = self.computed.iter().map(|computed| TensorSpec {
+            name: computed.output.clone(),
+            dtype: DType::I32,
+            shape: vec![],
+        });
+        outputs.iter().cloned().chain(added).collect()
+    }
+
+    /// Buffers for the outputs that [`prepare`] has added.
+    pub fn counts(&self) -> Vec<[u8; 4]> {
+        vec![[0; 4]; self.computed.len()]
+    }
+
+    /// Checks the indices that the graph has computed in a run, by the outputs that [`prepare`] has added.
     ///
     /// # Errors
     /// `InvalidArgument` for the first node with an index that is out of range.

@@ -8,7 +8,7 @@
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
 //! * [`indices`]: checks indices for runtimes that do not. [`openvino`]: what OpenVINO computes wrongly, whoever calls it.
-//! * [`payload`]: an engine as bytes.
+//! * [`payload`]: an engine as bytes. [`demand`] refuses one that cannot be used here, [`baked_in`] a refit of one with weights.
 //! * [`refuse_options`], [`phase`], [`failure`], [`IO_DTYPES`]: small helpers that every provider needs.
 
 mod describe;
@@ -31,7 +31,7 @@ pub use locate::{extension_spec, locate, runtime_spec};
 pub use preparation::Preparation;
 pub use weights::{WeightFiles, converted, rebuilt, weight};
 
-use sdrun_abi::{DType, Error, ErrorCode, Flow, Hint, Host, Result};
+use sdrun_abi::{Compatibility, DType, Error, ErrorCode, Flow, Hint, Host, Result};
 use std::collections::BTreeMap;
 
 /// The error of a runtime that says what went wrong only in words. If the words are about memory, its code and hint are too.
@@ -67,6 +67,26 @@ pub fn refuse_options(provider: &str, options: &BTreeMap<String, String>) -> Res
         Some(key) => Err(Error::invalid(format!("{provider} has no option `{key}`"))
             .with_hint(format!("{provider} takes no options; leave it out"))),
     }
+}
+
+/// Refuses a stored engine that cannot be used here, as a provider's check judges it.
+///
+/// # Errors
+/// `FailedPrecondition` with the reason.
+pub fn demand(verdict: Compatibility) -> Result<()> {
+    match verdict {
+        Compatibility::Unsupported(why) => {
+            Err(Error::precondition(format!("the engine cannot be used here: {why}"))
+                .with_hint("build it again"))
+        }
+        Compatibility::Optimal | Compatibility::PreferRecompile(_) => Ok(()),
+    }
+}
+
+/// The error of a refit of an engine that holds its weights.
+pub fn baked_in() -> Error {
+    Error::precondition("the weights of this engine are baked in and cannot be changed")
+        .with_hint("build the engine without baking")
 }
 
 /// Reports a phase to the host; `Cancelled` if the host wants to stop.

@@ -90,13 +90,7 @@ impl Requirements {
 
     /// Fails if an engine with these requirements does not work here.
     pub(crate) fn demand(&self, runtime: &Runtime, target: &Target, options: CompileOptions) -> Result<()> {
-        match self.against(&Self::of(runtime, target, options)?) {
-            Compatibility::Unsupported(why) => {
-                Err(Error::precondition(format!("the engine cannot be used here: {why}"))
-                    .with_hint("build it again"))
-            }
-            _ => Ok(()),
-        }
+        sdrun_provider_common::demand(self.against(&Self::of(runtime, target, options)?))
     }
 }
 

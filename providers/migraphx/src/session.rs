@@ -8,7 +8,7 @@ use sdrun_abi::{
     AlignedBuffer, Error, ErrorCode, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
     Session, TensorSpec, TensorView, WeightSource, WeightUpdate,
 };
-use sdrun_provider_common::{phase, weight};
+use sdrun_provider_common::{baked_in, phase, weight};
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
     sync::Arc,
@@ -173,8 +173,7 @@ impl Session for MgxSession {
     ) -> Result<RefitReport> {
         let compiled = &self.compiled;
         if compiled.info.weights.is_empty() {
-            return Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
-                .with_hint("build the engine without baking"));
+            return Err(baked_in());
         }
         compiled.target.select(compiled.runtime)?;
         // Do everything that can fail before replacing the first old weight.

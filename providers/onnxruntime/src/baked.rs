@@ -1,17 +1,16 @@
 //! Engines with their weights: a model that an execution provider has compiled.
 
 use crate::{
-    engine::{Recipe, Target, watch},
+    engine::{Recipe, Target},
     ep, fallback,
     ffi::{self, Assigned, EpDevice, OrtSession},
     provider::COMPATIBILITY,
     session::RunningSession,
 };
 use bytes::Bytes;
-use ort::environment::Environment;
-use sdrun_abi::{Compatibility, Engine, EngineInfo, Error, Host, Result, Session, TensorSpec, WeightSource};
+use sdrun_abi::{Compatibility, Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::Graph;
-use sdrun_provider_common::{indices::Checks, payload, phase, read_graph};
+use sdrun_provider_common::{demand, indices::Checks, payload, phase, read_graph};
 use serde::{Deserialize, Serialize};
 
 /// Marks a baked engine. An ONNX file never starts with these bytes.
@@ -36,7 +35,6 @@ struct Requirements {
 
 /// An engine with its weights.
 pub(crate) struct Baked {
-    environment: &'static Environment,
     target: Target,
     device: &'static EpDevice,
     description: Description,
@@ -54,31 +52,39 @@ pub(crate) fn check(compatibility: &str, device: Option<&EpDevice>) -> Result<Co
     if compatibility == COMPATIBILITY {
         return Ok(Compatibility::Optimal);
     }
-    let needed: Requirements = serde_json::from_str(compatibility).map_err(|_| {
-        Error::invalid(format!("the compatibility string {compatibility:?} is not from onnxruntime"))
-    })?;
-    match device.filter(|device| device.provider == needed.compiled_by) {
-        Some(device) => device.fit(&needed.needs),
-        None => Ok(Compatibility::Unsupported(format!(
-            "{} compiled it, which does not serve this device",
-            needed.compiled_by
-        ))),
+    Requirements::parse(compatibility)?.fit(device)
+}
+
+impl Requirements {
+    fn parse(compatibility: &str) -> Result<Self> {
+        serde_json::from_str(compatibility).map_err(|_| {
+            Error::invalid(format!("the compatibility string {compatibility:?} is not from onnxruntime"))
+        })
+    }
+
+    /// How well a device can use the model.
+    fn fit(&self, device: Option<&EpDevice>) -> Result<Compatibility> {
+        match device.filter(|device| device.provider == self.compiled_by) {
+            Some(device) => device.fit(&self.needs),
+            None => Ok(Compatibility::Unsupported(format!(
+                "{} compiled it, which does not serve this device",
+                self.compiled_by
+            ))),
+        }
     }
 }
 
 impl Baked {
     /// Compiles a graph with these weights.
     pub(crate) fn new(recipe: &Recipe, weights: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
-        let Recipe { environment, target, .. } = *recipe;
+        let target = recipe.target;
         let device = target.device.filter(|device| ep::bakes(device)).ok_or_else(|| {
             Error::unsupported("ONNX Runtime stores no weights in an engine for this device")
                 .with_hint("build without baking")
         })?;
         let onnx = recipe.with_weights(weights, host, |onnx, lent, settings| {
             phase(host, "compile", 0, 1)?;
-            ffi::compile(recipe.environment, onnx, lent, settings, |canceller, work| {
-                watch(host, canceller, work)
-            })
+            ffi::compile(target.environment, onnx, lent, settings, host)
         })?;
         phase(host, "compile", 1, 1)?;
         let provider = &device.provider;
@@ -90,26 +96,16 @@ impl Baked {
             serde_json::to_string(&needed).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
         let info = EngineInfo { weights: Vec::new(), compatibility, ..recipe.info.clone() };
         let description = Description { info, checks: recipe.checks.clone() };
-        let engine = Baked { environment, target, device, description, onnx: onnx.into() };
+        let engine = Baked { target, device, description, onnx: onnx.into() };
         engine.judge(host)?;
         Ok(engine)
     }
 
-    pub(crate) fn load(
-        environment: &'static Environment,
-        payload: &[u8],
-        target: Target,
-        host: &dyn Host,
-    ) -> Result<Self> {
+    pub(crate) fn load(payload: &[u8], target: Target, host: &dyn Host) -> Result<Self> {
         let (description, onnx): (Description, _) = payload::split(MARK, payload)?;
-        let compatibility = &description.info.compatibility;
-        if let Compatibility::Unsupported(why) = check(compatibility, target.device)? {
-            return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
-                .with_hint("build it again"));
-        }
+        let needed = Requirements::parse(&description.info.compatibility)?;
+        demand(needed.fit(target.device)?)?;
         let device = target.device.ok_or_else(|| payload::damaged("it is for no device"))?;
-        let needed: Requirements = serde_json::from_str(compatibility)
-            .map_err(|_| payload::damaged("it does not say what it needs"))?;
         if needed.precision != target.precision.name() {
             return Err(Error::invalid(format!(
                 "the engine was built for {}, but the load asks for {}",
@@ -117,7 +113,7 @@ impl Baked {
             )));
         }
         let onnx = Bytes::copy_from_slice(onnx);
-        let engine = Baked { environment, target, device, description, onnx };
+        let engine = Baked { target, device, description, onnx };
         engine.judge(host)?;
         Ok(engine)
     }
@@ -147,24 +143,17 @@ impl Engine for Baked {
 
     fn session(&self, _: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
         let Description { info, checks } = &self.description;
-        let outputs: Vec<TensorSpec> = info.outputs.iter().cloned().chain(checks.outputs()).collect();
+        let outputs = checks.with_outputs(&info.outputs);
         // What depends on the graph is compiled already.
         let options =
             ep::settings(self.device, &Graph::default(), self.target.precision, self.target.threads);
         let settings = self.target.settings(None, &options);
         phase(host, "create session", 0, 1)?;
-        let session = OrtSession::create(
-            self.environment,
-            &self.onnx,
-            (&info.inputs, &outputs),
-            &[],
-            &settings,
-            |canceller, work| watch(host, canceller, work),
-        );
+        let io = (&info.inputs[..], &outputs[..]);
+        let session = OrtSession::create(self.target.environment, &self.onnx, io, &[], &settings, host);
         crate::log::deliver(host);
         phase(host, "create session", 1, 1)?;
-        let place = (self.target, self.environment);
-        Ok(Box::new(RunningSession::new(session?, info, checks, place, None)))
+        Ok(Box::new(RunningSession::new(session?, info, checks, self.target, None)))
     }
 }
 

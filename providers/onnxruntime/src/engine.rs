@@ -3,18 +3,15 @@
 use crate::{
     baked::Baked,
     ep, fallback,
-    ffi::{Canceller, EpDevice, OrtSession, Settings},
+    ffi::{EpDevice, OrtSession, Settings},
     log,
     provider::COMPATIBILITY,
     session::RunningSession,
-    watch::watched,
     weights::Weights,
 };
 use bytes::Bytes;
 use ort::environment::Environment;
-use sdrun_abi::{
-    Engine, EngineInfo, Error, ErrorCode, Host, Precision, Result, Session, TensorSpec, Weight, WeightSource,
-};
+use sdrun_abi::{Engine, EngineInfo, Host, Precision, Result, Session, TensorSpec, Weight, WeightSource};
 use sdrun_graph::{
     Graph, GraphError, Placement,
     infer::infer_shapes,
@@ -32,7 +29,6 @@ pub(crate) struct OrtEngine(Arc<Recipe>);
 
 /// Everything needed to create a session with weights.
 pub(crate) struct Recipe {
-    pub(crate) environment: &'static Environment,
     model: Bytes,
     graph: Graph,
     pub(crate) target: Target,
@@ -44,6 +40,7 @@ pub(crate) struct Recipe {
 /// Where an engine runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
+    pub(crate) environment: &'static Environment,
     /// Threads of the CPU, if the user named a number.
     pub(crate) threads: Option<usize>,
     /// The device of an execution provider; without one, everything runs on the CPU.
@@ -71,7 +68,7 @@ impl Target {
 }
 
 impl OrtEngine {
-    pub(crate) fn new(environment: &'static Environment, model: Bytes, target: Target) -> Result<Self> {
+    pub(crate) fn new(model: Bytes, target: Target) -> Result<Self> {
         let mut graph = read_graph(&model)?;
         if let Some(device) = target.device {
             ep::avoid_faults(device, &mut graph)?;
@@ -92,7 +89,7 @@ impl OrtEngine {
         for (index, node) in graph.nodes.iter_mut().enumerate().filter(|(_, node)| node.name.is_empty()) {
             node.name = format!("node {index}");
         }
-        Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, target, info, checks })))
+        Ok(OrtEngine(Arc::new(Recipe { model, graph, target, info, checks })))
     }
 
     /// Creates a session with the weights as inputs and without optimisation, and drops it. So operators that ONNX
@@ -135,17 +132,15 @@ impl Engine for OrtEngine {
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
         let session = self.0.session(weights, host);
         log::deliver(host);
-        let Recipe { info, checks, target, environment, .. } = &*self.0;
-        let place = (*target, *environment);
-        Ok(Box::new(RunningSession::new(session?, info, checks, place, Some(self.0.clone()))))
+        let Recipe { info, checks, target, .. } = &*self.0;
+        Ok(Box::new(RunningSession::new(session?, info, checks, *target, Some(self.0.clone()))))
     }
 }
 
 impl Recipe {
     /// Creates a session with these weights.
     pub(crate) fn session(&self, source: &dyn WeightSource, host: &dyn Host) -> Result<OrtSession> {
-        let outputs: Vec<TensorSpec> =
-            self.info.outputs.iter().cloned().chain(self.checks.outputs()).collect();
+        let outputs = self.checks.with_outputs(&self.info.outputs);
         let session = self.with_weights(source, host, |onnx, lent, settings| {
             phase(host, "create session", 0, 1)?;
             self.create(onnx, (&self.info.inputs, &outputs), lent, settings, host)
@@ -188,23 +183,6 @@ impl Recipe {
         settings: &Settings<'_>,
         host: &dyn Host,
     ) -> Result<OrtSession> {
-        OrtSession::create(self.environment, onnx, io, lent, settings, |canceller, work| {
-            watch(host, canceller, work)
-        })
+        OrtSession::create(self.target.environment, onnx, io, lent, settings, host)
     }
-}
-
-/// Does work that the host can cancel.
-pub(crate) fn watch(
-    host: &dyn Host,
-    canceller: &Canceller,
-    work: &mut dyn FnMut() -> Result<()>,
-) -> Result<()> {
-    let (result, cancelled) = watched(host, || canceller.cancel(), work);
-    result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
-}
-
-/// The error of a cancelled call, whatever ONNX Runtime calls it.
-pub(crate) fn cancelled_error(error: Error) -> Error {
-    Error { code: ErrorCode::Cancelled, ..error }
 }

@@ -44,11 +44,6 @@ const ALLOW_FALLBACK: &str = "allow_fallback";
 
 static RUNTIME: Loaded<Runtime> = Loaded::new("ONNX Runtime");
 
-/// The environment of the loaded library; `FailedPrecondition` before `init` has succeeded.
-fn environment() -> Result<&'static Environment> {
-    Ok(&RUNTIME.get()?.environment)
-}
-
 /// An engine is the graph, which every ONNX Runtime that this plugin accepts can read.
 pub(crate) const COMPATIBILITY: &str = "onnx";
 
@@ -121,9 +116,7 @@ impl Provider for OnnxRuntime {
         weights: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        let environment = environment()?;
-        let target = check_spec(spec)?;
-        let engine = OrtEngine::new(environment, Bytes::copy_from_slice(model), target)?;
+        let engine = OrtEngine::new(Bytes::copy_from_slice(model), check_spec(spec)?)?;
         if spec.bake {
             return engine.bake(weights, host);
         }
@@ -136,9 +129,9 @@ impl Provider for OnnxRuntime {
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let target = check_spec(spec)?;
         if baked::is_baked(payload) {
-            return Ok(Box::new(Baked::load(environment()?, payload, target, host)?));
+            return Ok(Box::new(Baked::load(payload, target, host)?));
         }
-        Ok(Box::new(OrtEngine::new(environment()?, Bytes::copy_from_slice(payload), target)?))
+        Ok(Box::new(OrtEngine::new(Bytes::copy_from_slice(payload), target)?))
     }
 
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
@@ -208,7 +201,8 @@ fn check_spec(spec: &BuildSpec) -> Result<Target> {
     if spec.threads == Some(0) {
         return Err(Error::invalid("the number of threads must be at least 1"));
     }
-    Ok(Target { threads: spec.threads, device, precision: spec.precision, fallback })
+    let environment = &RUNTIME.get()?.environment;
+    Ok(Target { environment, threads: spec.threads, device, precision: spec.precision, fallback })
 }
 
 /// The processor's name if the system provides it in a file, else its architecture.

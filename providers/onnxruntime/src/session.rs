@@ -1,17 +1,15 @@
 //! Sessions.
 
 use crate::{
-    engine::{Recipe, Target, cancelled_error},
-    ffi::{OrtSession, Terminator},
+    engine::{Recipe, Target},
+    ffi::OrtSession,
     log,
-    watch::watched,
 };
-use ort::environment::Environment;
 use sdrun_abi::{
-    DType, DeviceTensor, EngineInfo, Error, Host, Input, MemoryReport, OutputSink, OutputSpec, RefitReport,
-    Result, Session, TensorSpec, TensorView, WeightSource,
+    DeviceTensor, EngineInfo, Error, Host, Input, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
+    Session, TensorSpec, TensorView, WeightSource,
 };
-use sdrun_provider_common::{indices::Checks, rebuilt};
+use sdrun_provider_common::{baked_in, indices::Checks, rebuilt};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -33,7 +31,6 @@ pub(crate) struct RunningSession {
     /// Duration of the last run; `None` before the first.
     last_run: Option<Duration>,
     target: Target,
-    environment: &'static Environment,
     /// How to make another session; `None` if the weights are baked in.
     recipe: Option<Arc<Recipe>>,
 }
@@ -43,37 +40,27 @@ impl RunningSession {
         session: OrtSession,
         info: &EngineInfo,
         checks: &Checks,
-        (target, environment): (Target, &'static Environment),
+        target: Target,
         recipe: Option<Arc<Recipe>>,
     ) -> Self {
-        let counts = vec![[0; 4]; checks.outputs().count()];
-        let fixed =
-            info.outputs.iter().cloned().chain(checks.outputs()).map(|spec| fixed_output(&spec)).collect();
-        RunningSession {
-            session,
-            checks: checks.clone(),
-            counts,
-            fixed,
-            last_run: None,
-            target,
-            environment,
-            recipe,
-        }
+        let fixed = checks.with_outputs(&info.outputs).iter().map(fixed_output).collect();
+        let (checks, counts) = (checks.clone(), checks.counts());
+        RunningSession { session, checks, counts, fixed, last_run: None, target, recipe }
     }
 
-    /// Whether to watch the next run for cancellation.
-    fn watched(&self) -> bool {
-        self.last_run.is_none_or(|took| took > WATCHED_FROM)
+    /// The host, if it should watch the next run to cancel it.
+    fn watching<'h>(&self, host: &'h dyn Host) -> Option<&'h dyn Host> {
+        self.last_run.is_none_or(|took| took > WATCHED_FROM).then_some(host)
     }
 
-    /// Checks indices in inputs, for which those on the device are copied.
+    /// Checks the indices in inputs. Those on the device are copied for that.
     fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
         let mut copies = Vec::new();
-        for input in inputs {
-            let (dtype, shape) = input.spec();
+        for (number, input) in inputs.iter().enumerate() {
             let mut copy = Vec::new();
-            if let (Input::Device(tensor), DType::I64 | DType::I32) = (input, dtype) {
-                copy = vec![0; dtype.bytes_of(shape).unwrap_or(0)];
+            if let (Input::Device(tensor), true) = (input, self.checks.read_input(number)) {
+                let spec = tensor.spec();
+                copy = vec![0; spec.dtype.bytes_of(&spec.shape).unwrap_or(0)];
                 tensor.read(&mut copy)?;
             }
             copies.push(copy);
@@ -93,18 +80,15 @@ impl RunningSession {
     }
 }
 
-/// Does the work of a run. The host can stop it if it is watched.
-fn terminable(
-    watch: bool,
-    host: &dyn Host,
-    terminator: &Terminator<'_>,
-    work: &mut dyn FnMut() -> Result<()>,
-) -> Result<()> {
-    if !watch {
-        return work();
-    }
-    let (result, cancelled) = watched(host, || terminator.terminate(), work);
-    result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
+/// The buffers of the host for the outputs of the model, then those of the checks, for outputs of these types and shapes.
+fn buffers<'b>(
+    specs: &[OutputSpec],
+    outputs: &'b mut dyn OutputSink,
+    counts: &'b mut [[u8; 4]],
+) -> Result<Vec<&'b mut [u8]>> {
+    let own = specs.len() - counts.len();
+    let counts = counts.iter_mut().map(|count| &mut count[..]);
+    Ok(outputs.allocate(&specs[..own])?.into_iter().chain(counts).collect())
 }
 
 fn fixed_output(spec: &TensorSpec) -> Option<OutputSpec> {
@@ -118,15 +102,12 @@ impl Session for RunningSession {
         weights: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<RefitReport> {
-        let recipe = self.recipe.clone().ok_or_else(|| {
-            Error::precondition("the weights of this engine are baked in and cannot be changed")
-                .with_hint("build the engine without baking")
-        })?;
+        let recipe = self.recipe.clone().ok_or_else(baked_in)?;
         let session = recipe.session(weights, host);
         log::deliver(host);
         // Everything that can fail is done. Only now replace the old weights.
-        let place = (self.target, self.environment);
-        *self = RunningSession::new(session?, &recipe.info, &recipe.checks, place, Some(recipe.clone()));
+        *self =
+            RunningSession::new(session?, &recipe.info, &recipe.checks, self.target, Some(recipe.clone()));
         Ok(rebuilt(&recipe.info))
     }
 
@@ -137,23 +118,16 @@ impl Session for RunningSession {
         host: &dyn Host,
     ) -> Result<()> {
         self.checks.inputs(inputs)?;
-        let watch = self.watched();
-        let run = |terminator: &Terminator<'_>, work: &mut dyn FnMut() -> Result<()>| {
-            terminable(watch, host, terminator, work)
-        };
+        let watching = self.watching(host);
         let start = Instant::now();
-        let counts = self.counts.iter_mut().map(|count| &mut count[..]);
+        let counts = &mut self.counts;
         let result = match &self.fixed {
             Some(specs) => {
-                let own = specs.len() - counts.len();
-                let buffers = outputs.allocate(&specs[..own])?.into_iter().chain(counts);
+                let buffers = buffers(specs, outputs, counts)?;
                 let mut targets: Vec<(&OutputSpec, &mut [u8])> = specs.iter().zip(buffers).collect();
-                self.session.run(inputs, &mut targets, run)
+                self.session.run(inputs, &mut targets, watching)
             }
-            None => self.session.run_into_own(inputs, run, |specs| {
-                let own = specs.len() - counts.len();
-                Ok(outputs.allocate(&specs[..own])?.into_iter().chain(counts).collect())
-            }),
+            None => self.session.run_into_own(inputs, watching, |specs| buffers(specs, outputs, counts)),
         };
         log::deliver(host);
         result?;
@@ -172,20 +146,13 @@ impl Session for RunningSession {
         let device =
             self.target.device.ok_or_else(|| Error::unsupported("cannot keep tensors on its device"))?;
         self.check_inputs(inputs)?;
-        let watch = self.watched();
+        let watching = self.watching(host);
         let start = Instant::now();
         let counts = &mut self.counts;
-        let kept = self.session.run_on_device(
-            (device, self.environment),
-            inputs,
-            keep,
-            |terminator, work| terminable(watch, host, terminator, work),
-            |specs| {
-                let own = specs.len() - counts.len();
-                let counts = counts.iter_mut().map(|count| &mut count[..]);
-                Ok(outputs.allocate(&specs[..own])?.into_iter().chain(counts).collect())
-            },
-        );
+        let kept =
+            self.session.run_on_device((device, self.target.environment), inputs, keep, watching, |specs| {
+                buffers(specs, outputs, counts)
+            });
         log::deliver(host);
         let kept = kept?;
         self.checks.computed(&self.counts)?;

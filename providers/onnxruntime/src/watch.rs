@@ -1,6 +1,6 @@
 //! Cancelling a vendor call that cannot be polled.
 
-use sdrun_abi::Host;
+use sdrun_abi::{Error, ErrorCode, Host, Result};
 use std::{
     sync::{Condvar, Mutex, PoisonError},
     thread,
@@ -10,9 +10,14 @@ use std::{
 /// Interval at which the host is asked whether to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Runs `work` while another thread polls the host. Calls `cancel` once if the host cancels. Returns the result of
-/// `work` and whether `cancel` was called.
-pub(crate) fn watched<T>(host: &dyn Host, cancel: impl Fn() + Sync, work: impl FnOnce() -> T) -> (T, bool) {
+/// Does `work` while another thread polls the host, if one is given. Calls `cancel` once if the host cancels. If `work` fails after
+/// that, the error's code is `Cancelled`, whatever ONNX Runtime calls it.
+pub(crate) fn cancellable<T>(
+    host: Option<&dyn Host>,
+    cancel: impl Fn() + Sync,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let Some(host) = host else { return work() };
     let watch = Watch::default();
     thread::scope(|scope| {
         let watcher = scope.spawn(|| watch.until_ended(host, &cancel));
@@ -20,7 +25,8 @@ pub(crate) fn watched<T>(host: &dyn Host, cancel: impl Fn() + Sync, work: impl F
         let end = End(&watch);
         let result = work();
         drop(end);
-        (result, watcher.join().unwrap_or(false))
+        let cancelled = watcher.join().unwrap_or(false);
+        result.map_err(|e| if cancelled { Error { code: ErrorCode::Cancelled, ..e } } else { e })
     })
 }
 
@@ -57,7 +63,10 @@ impl Drop for End<'_> {
 mod tests {
     use super::*;
     use sdrun_abi::{Flow, LogLevel, NoHost};
-    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::{
+        panic::catch_unwind,
+        sync::atomic::{AtomicBool, Ordering::SeqCst},
+    };
 
     struct Impatient;
 
@@ -73,19 +82,26 @@ mod tests {
 
     #[test]
     fn work_is_cancelled_only_on_request() {
-        assert_eq!(watched(&NoHost, || panic!("nobody asked"), || 7), (7, false));
+        let failing = || Err::<(), _>(Error::invalid("it failed"));
+        for host in [None, Some(&NoHost as &dyn Host)] {
+            assert_eq!(cancellable(host, || panic!("nobody asked"), || Ok(7)).unwrap(), 7);
+            let failed = cancellable(host, || panic!("nobody asked"), failing);
+            assert_eq!(failed.unwrap_err().code, ErrorCode::InvalidArgument);
+        }
         let asked = AtomicBool::new(false);
         let work = || {
             while !asked.load(SeqCst) {
                 thread::yield_now();
             }
+            failing()
         };
-        assert_eq!(watched(&Impatient, || asked.store(true, SeqCst), work), ((), true));
+        let stopped = cancellable(Some(&Impatient), || asked.store(true, SeqCst), work).unwrap_err();
+        assert_eq!((stopped.code, &*stopped.message), (ErrorCode::Cancelled, "it failed"));
     }
 
     #[test]
     fn a_panic_passes_and_nothing_hangs() {
-        let result = std::panic::catch_unwind(|| watched(&NoHost, || {}, || panic!("work failed")));
-        assert!(result.is_err());
+        let work = || -> Result<()> { panic!("work failed") };
+        assert!(catch_unwind(|| cancellable(Some(&NoHost), || {}, work)).is_err());
     }
 }

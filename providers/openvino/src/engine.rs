@@ -12,7 +12,7 @@ use bytes::Bytes;
 use sdrun_abi::{BuildSpec, Compatibility, Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::{Graph, GraphError, passes::weights_as_inputs};
 use sdrun_provider_common::{
-    describe, graph_error,
+    demand, describe, graph_error,
     indices::{self, Checks},
     openvino::avoid_faults,
     payload, phase, read_graph,
@@ -246,10 +246,7 @@ impl Baked {
     ) -> Result<Box<dyn Engine>> {
         let (described, blob): (Described, _) = payload::split(MARK, payload)?;
         let info = &described.info;
-        if let Compatibility::Unsupported(why) = check(&info.compatibility, runtime, &target)? {
-            return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
-                .with_hint("build it again"));
-        }
+        demand(check(&info.compatibility, runtime, &target)?)?;
         let wanted = Requirements::blob(runtime, &target, spec).text()?;
         if info.compatibility != wanted {
             return Err(Error::invalid(format!(

@@ -5,7 +5,7 @@ use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
     TensorView, WeightSource, shape_fits,
 };
-use sdrun_provider_common::indices::Checks;
+use sdrun_provider_common::{baked_in, indices::Checks};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -41,8 +41,7 @@ pub(crate) struct OvSession {
 
 impl OvSession {
     pub(crate) fn new(compiled: &Arc<CompiledModel>, info: &EngineInfo, checks: Checks) -> Result<Self> {
-        let outputs: Vec<TensorSpec> = info.outputs.iter().cloned().chain(checks.outputs()).collect();
-        let counts = vec![[0; 4]; outputs.len() - info.outputs.len()];
+        let (outputs, counts) = (checks.with_outputs(&info.outputs), checks.counts());
         let fixed = fixed_outputs(&compiled.output_shapes()?, &outputs)?;
         let io = |specs: &[TensorSpec]| -> Vec<Io> {
             specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
@@ -91,8 +90,7 @@ impl Session for OvSession {
         _weights: &dyn WeightSource,
         _host: &dyn Host,
     ) -> Result<RefitReport> {
-        Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
-            .with_hint("build the engine without baking"))
+        Err(baked_in())
     }
 
     fn run(

@@ -14,7 +14,7 @@ use crate::{
 use sdrun_abi::{
     BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Hint, Host, Result, Session, WeightSource,
 };
-use sdrun_provider_common::phase;
+use sdrun_provider_common::{demand, phase};
 use std::{ops::Deref, sync::Arc};
 
 /// A plan, as built or loaded.
@@ -95,10 +95,7 @@ impl TrtEngine {
         options: Options,
     ) -> Result<Self> {
         let (description, plan) = payload::read(payload)?;
-        if let Compatibility::Unsupported(why) = check(&description.info.compatibility, runtime, &place)? {
-            return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
-                .with_hint("build it again"));
-        }
+        demand(check(&description.info.compatibility, runtime, &place)?)?;
         // The library's header takes 64 bytes.
         if plan.len() < 64 {
             return Err(Error::new(

@@ -14,6 +14,7 @@ use sdrun_abi::{
     DType, DeviceTensor, Error, ErrorCode, Host, Input, LogLevel, MemoryReport, NoHost, OutputSink,
     OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
 };
+use sdrun_provider_common::baked_in;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
@@ -376,8 +377,7 @@ impl Session for TrtSession {
         host: &dyn Host,
     ) -> Result<RefitReport> {
         if self.description.table.is_empty() {
-            return Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
-                .with_hint("build the engine without baking"));
+            return Err(baked_in());
         }
         self.context.enter()?;
         // After a refit that failed half-way, sets all weights again.

@@ -1,52 +1,16 @@
 use super::{
     c_string, check, handle,
-    session::{Canceller, Options, Settings, alone},
+    memory::Allocated,
+    session::{Options, Settings, alone},
 };
+use crate::watch::cancellable;
 use ort::{AsPointer, environment::Environment, sys};
-use sdrun_abi::{Error, Result, Weight};
+use sdrun_abi::{Error, Host, Result, Weight};
 use std::{
-    ffi::{CStr, c_void},
+    ffi::CStr,
     ptr::{self, NonNull},
+    slice,
 };
-
-/// Memory that ONNX Runtime's default allocator gave out, freed when dropped.
-pub(super) struct Allocated {
-    allocator: *mut sys::OrtAllocator,
-    memory: *mut c_void,
-}
-
-impl Allocated {
-    pub(super) fn none() -> Result<Self> {
-        Ok(Allocated { allocator: allocator()?, memory: ptr::null_mut() })
-    }
-
-    pub(super) fn allocator(&self) -> *mut sys::OrtAllocator {
-        self.allocator
-    }
-
-    /// Takes over memory of this allocator.
-    pub(super) fn hold(&mut self, memory: *mut c_void) {
-        self.memory = memory;
-    }
-}
-
-impl Drop for Allocated {
-    fn drop(&mut self) {
-        if !self.memory.is_null() {
-            // SAFETY: the allocator lives as long as the library. It gave out this memory, which nobody else frees.
-            let status = unsafe { (ort::api().AllocatorFree)(self.allocator, self.memory) };
-            // It cannot fail; and if it did, nothing could be done.
-            let _ = check(status, "free memory");
-        }
-    }
-}
-
-fn allocator() -> Result<*mut sys::OrtAllocator> {
-    let mut allocator = ptr::null_mut();
-    // SAFETY: the out pointer is valid; the allocator belongs to the library.
-    check(unsafe { (ort::api().GetAllocatorWithDefaultOptions)(&mut allocator) }, "find its allocator")?;
-    Ok(allocator)
-}
 
 /// Options of a compilation, released when dropped.
 struct Compilation {
@@ -68,17 +32,19 @@ pub(crate) fn compile(
     onnx: &[u8],
     lent: &[(&str, Weight<'_>)],
     settings: &Settings<'_>,
-    create: impl FnOnce(&Canceller, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+    host: &dyn Host,
 ) -> Result<Vec<u8>> {
     let options = Options::new(settings, environment)?;
     let _lent = options.lend(lent)?;
-    let mut compiled = Vec::new();
-    create(&options.canceller(), &mut || {
-        let _alone = settings.device.map(|_| alone());
-        compiled = run(environment, onnx, &options)?;
-        Ok(())
-    })?;
-    Ok(compiled)
+    let canceller = options.canceller();
+    cancellable(
+        Some(host),
+        || canceller.cancel(),
+        || {
+            let _alone = settings.device.map(|_| alone());
+            run(environment, onnx, &options)
+        },
+    )
 }
 
 fn run(environment: &Environment, onnx: &[u8], options: &Options) -> Result<Vec<u8>> {
@@ -110,24 +76,24 @@ fn run(environment: &Environment, onnx: &[u8], options: &Options) -> Result<Vec<
         )?;
         let status = (api.ModelCompilationOptions_SetOutputModelBuffer)(
             raw,
-            found.allocator,
-            &mut found.memory,
+            found.allocator(),
+            found.place(),
             &mut length,
         );
         check(status, "return the compiled model")?;
         check((api.CompileModel)(environment.ptr(), raw), "compile the model")?;
     }
-    if found.memory.is_null() {
+    let bytes = found.memory().cast::<u8>();
+    if bytes.is_null() {
         return Err(Error::internal("ONNX Runtime compiled a model and returned none"));
     }
     // SAFETY: the call returned memory of this length, which is copied before it is freed.
-    Ok(unsafe { std::slice::from_raw_parts(found.memory.cast::<u8>(), length) }.to_vec())
+    Ok(unsafe { slice::from_raw_parts(bytes, length) }.to_vec())
 }
 
 /// What an execution provider says of the machines that can use a model it has compiled; `None` if it compiled nothing in it.
 pub(crate) fn compatibility(onnx: &[u8], provider: &str) -> Result<Option<String>> {
     let provider = c_string(provider)?;
-    let mut text = ptr::null_mut();
     let mut found = Allocated::none()?;
     // SAFETY: pointer and length describe a live slice; the name is a C string; the out pointer is valid.
     let status = unsafe {
@@ -136,16 +102,14 @@ pub(crate) fn compatibility(onnx: &[u8], provider: &str) -> Result<Option<String
             onnx.len(),
             provider.as_ptr(),
             found.allocator(),
-            &mut text,
+            found.place().cast(),
         )
     };
     check(status, "tell what a compiled model needs")?;
-    found.hold(text.cast());
-    if found.memory.is_null() {
-        return Ok(None);
-    }
+    let text = found.memory().cast();
     // SAFETY: a C string, which is copied before it is freed.
-    Ok(Some(unsafe { CStr::from_ptr(found.memory.cast()) }.to_string_lossy().into_owned()))
+    let copy = || unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    Ok((!text.is_null()).then(copy))
 }
 
 /// How well a device can use a model that needs this: a number of `OrtCompiledModelCompatibility`.

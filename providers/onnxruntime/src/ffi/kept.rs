@@ -1,13 +1,13 @@
 use super::{
     check,
-    compile::Allocated,
     devices::EpDevice,
     handle,
-    session::{OrtSession, Owned, Terminator, alone},
-    tensor::{CpuMemory, Tensor},
+    memory::{Allocated, CpuMemory},
+    session::{OrtSession, Owned, alone},
+    tensor::Tensor,
 };
 use ort::{AsPointer, environment::Environment, sys};
-use sdrun_abi::{DeviceTensor, Error, Input, OutputSpec, Result};
+use sdrun_abi::{DeviceTensor, Error, Host, Input, OutputSpec, Result};
 use std::{
     ptr::{self, NonNull},
     slice,
@@ -85,7 +85,7 @@ impl OrtSession {
         (device, environment): (&'static EpDevice, &Environment),
         inputs: &[Input<'_>],
         keep: &[bool],
-        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        host: Option<&dyn Host>,
         deliver: impl FnOnce(&[OutputSpec]) -> Result<Vec<&'s mut [u8]>>,
     ) -> Result<Vec<Kept>> {
         let there = device.memory().ok_or_else(|| Error::unsupported("cannot keep tensors on its device"))?;
@@ -96,7 +96,7 @@ impl OrtSession {
         // SAFETY: the session is alive; the out pointer is valid.
         check(unsafe { (api.CreateIoBinding)(self.as_ptr(), &mut binding) }, "prepare a run")?;
         let binding = Binding(handle(binding)?);
-        for (input, name) in inputs.iter().zip(self.input_names()) {
+        for (input, name) in inputs.iter().zip(self.input_names().iter().copied()) {
             let value = match input {
                 Input::Host(view) => {
                     given.push(Tensor::reading(view.dtype, view.shape, view.data)?);
@@ -108,19 +108,15 @@ impl OrtSession {
             check(unsafe { (api.BindInput)(binding.0.as_ptr(), name, value) }, "take an input")?;
         }
         let stays = |at: usize| keep.get(at).copied().unwrap_or(false);
-        for (at, name) in self.output_names().iter().enumerate() {
+        for (at, name) in self.output_names().iter().copied().enumerate() {
             let place = if stays(at) { there } else { here.as_ptr() };
             // SAFETY: binding, name and description of the memory are alive.
-            check(unsafe { (api.BindOutputToDevice)(binding.0.as_ptr(), *name, place) }, "place an output")?;
+            check(unsafe { (api.BindOutputToDevice)(binding.0.as_ptr(), name, place) }, "place an output")?;
         }
-        let values = {
-            let mut values = Vec::new();
-            self.bound(&binding, run, &mut values)?;
-            values
-        };
+        let values = self.bound(&binding, host)?;
         let (mut kept, mut brought) = (Vec::new(), Vec::new());
-        for (at, value) in values.into_iter().enumerate() {
-            let spec = OutputSpec { dtype: self.output_types()[at], shape: value.shape()? };
+        for ((at, value), stated) in values.into_iter().enumerate().zip(self.outputs()) {
+            let spec = OutputSpec { dtype: stated.dtype, shape: value.shape()? };
             match stays(at) {
                 true => kept.push(Kept {
                     value: Some(value),
@@ -129,49 +125,42 @@ impl OrtSession {
                     device,
                     environment: environment.clone(),
                 }),
-                false => brought.push((value, spec)),
+                false => brought.push((value, &stated.name, spec)),
             }
         }
-        let specs: Vec<OutputSpec> = brought.iter().map(|(_, spec)| spec.clone()).collect();
+        let specs: Vec<OutputSpec> = brought.iter().map(|(.., spec)| spec.clone()).collect();
         let buffers = deliver(&specs)?;
-        for ((value, _), buffer) in brought.iter().zip(buffers) {
-            value.copy_to(buffer, "of the device")?;
+        for ((value, name, _), buffer) in brought.iter().zip(buffers) {
+            value.copy_to(buffer, name)?;
         }
         Ok(kept)
     }
 
-    /// Runs with a binding; puts its outputs into `values`, in order.
-    fn bound(
-        &mut self,
-        binding: &Binding,
-        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
-        values: &mut Vec<Tensor<'static>>,
-    ) -> Result<()> {
+    /// Runs with a binding; returns its outputs in order.
+    fn bound(&mut self, binding: &Binding, host: Option<&dyn Host>) -> Result<Vec<Tensor<'static>>> {
         let session = self.as_ptr();
-        self.with_options(run, |options| {
+        self.run_options.terminable(host, |options| {
             let api = ort::api();
             let _alone = alone();
             // SAFETY: session, options and binding are alive, and only this call uses them.
             check(unsafe { (api.RunWithBinding)(session, options, binding.0.as_ptr()) }, "run the model")?;
             // SAFETY: as above.
             check(unsafe { (api.SynchronizeBoundOutputs)(binding.0.as_ptr()) }, "wait for the device")?;
-            let mut array = Allocated::none()?;
-            let (mut first, mut count) = (ptr::null_mut(), 0);
+            let (mut array, mut count) = (Allocated::none()?, 0);
+            let (allocator, place) = (array.allocator(), array.place().cast());
             // SAFETY: the binding is alive; out pointers are valid.
-            let status = unsafe {
-                (api.GetBoundOutputValues)(binding.0.as_ptr(), array.allocator(), &mut first, &mut count)
-            };
+            let status =
+                unsafe { (api.GetBoundOutputValues)(binding.0.as_ptr(), allocator, place, &mut count) };
             check(status, "return the outputs")?;
-            array.hold(first.cast());
+            let first = array.memory().cast::<*mut sys::OrtValue>();
             if first.is_null() {
-                return Ok(());
+                return Ok(Vec::new());
             }
             // SAFETY: the array has as many values as stated.
-            for value in unsafe { slice::from_raw_parts(first, count) } {
-                // SAFETY: each is a live tensor that now belongs to us.
-                values.push(unsafe { Tensor::from_raw(handle(*value)?) });
-            }
-            Ok(())
+            let values = unsafe { slice::from_raw_parts(first, count) };
+            // SAFETY: each is a live tensor that now belongs to us.
+            let own = |value: &*mut sys::OrtValue| Ok(unsafe { Tensor::from_raw(handle(*value)?) });
+            values.iter().map(own).collect()
         })
     }
 }

@@ -6,12 +6,13 @@
 mod compile;
 mod devices;
 mod kept;
+mod memory;
 mod session;
 mod tensor;
 
 pub(crate) use compile::{compatibility, compile};
 pub(crate) use devices::{Assigned, EpDevice, built_in, register};
-pub(crate) use session::{Canceller, OrtSession, Settings, Terminator};
+pub(crate) use session::{OrtSession, Settings};
 
 use ort::{environment::Environment, logging::LogLevel, sys};
 use sdrun_abi::{Error, ErrorCode, Hint, Result};

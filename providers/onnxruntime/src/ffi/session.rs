@@ -4,8 +4,9 @@ use super::{
     handle,
     tensor::Tensor,
 };
+use crate::watch::cancellable;
 use ort::{AsPointer, environment::Environment, session::RunOptions, sys};
-use sdrun_abi::{DType, Error, OutputSpec, Result, TensorSpec, TensorView, Weight};
+use sdrun_abi::{Error, Host, OutputSpec, Result, TensorSpec, TensorView, Weight};
 use std::{
     ffi::{CStr, CString, c_char, c_int},
     ptr::{self, NonNull},
@@ -135,13 +136,20 @@ impl Canceller {
     }
 }
 
-/// Stops a run from any thread.
-pub(crate) struct Terminator<'a>(&'a RunOptions);
+/// The options of a session's runs.
+pub(super) struct Terminable(RunOptions);
 
-impl Terminator<'_> {
-    pub(crate) fn terminate(&self) {
+impl Terminable {
+    /// Makes a run with these options, which the host can stop if one is given.
+    pub(super) fn terminable<T>(
+        &self,
+        host: Option<&dyn Host>,
+        run: impl FnOnce(*const sys::OrtRunOptions) -> Result<T>,
+    ) -> Result<T> {
+        let Terminable(options) = self;
+        options.unterminate().map_err(|e| super::from_ort(e, "prepare a run"))?;
         // If the flag cannot be set, the run continues to its end.
-        let _ = self.0.terminate();
+        cancellable(host, || drop(options.terminate()), || run(options.ptr()))
     }
 }
 
@@ -163,7 +171,7 @@ impl Names {
 /// `OrtSession` with the names of its inputs and outputs.
 pub(crate) struct OrtSession {
     session: Arc<Owned>,
-    run_options: RunOptions,
+    pub(super) run_options: Terminable,
     inputs: Vec<TensorSpec>,
     outputs: Vec<TensorSpec>,
     input_names: Names,
@@ -178,22 +186,23 @@ unsafe impl Send for OrtSession {}
 impl OrtSession {
     /// Creates a session for a model whose weights are external data. `lent` provides weights by name. They are needed
     /// only until this returns, because ONNX Runtime copies or repacks what it keeps. The other weights come from
-    /// files in the folder of `settings`. `create` receives a canceller and the work to do.
+    /// files in the folder of `settings`.
     pub(crate) fn create(
         environment: &Environment,
         onnx: &[u8],
         (inputs, outputs): (&[TensorSpec], &[TensorSpec]),
         lent: &[(&str, Weight<'_>)],
         settings: &Settings<'_>,
-        create: impl FnOnce(&Canceller, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        host: &dyn Host,
     ) -> Result<Self> {
         let api = ort::api();
         let options = Options::new(settings, environment)?;
         let _lent = options.lend(lent)?;
-        let mut session = ptr::null_mut();
         let extension = settings.device.is_some();
-        let mut work = || {
+        let canceller = options.canceller();
+        let create = || {
             let _alone = extension.then(alone);
+            let mut session = ptr::null_mut();
             // SAFETY: environment and options are alive. Pointer and length describe a live slice, which the call
             // copies. The out pointer is valid.
             let status = unsafe {
@@ -205,12 +214,12 @@ impl OrtSession {
                     &mut session,
                 )
             };
-            check(status, "create a session")
+            check(status, "create a session")?;
+            Ok(Arc::new(Owned { session: handle(session)?, extension }))
         };
-        create(&options.canceller(), &mut work)?;
-        // Releases the session if anything below fails.
-        let session = Arc::new(Owned { session: handle(session)?, extension });
-        let run_options = RunOptions::new().map_err(|e| super::from_ort(e, "create run options"))?;
+        let session = cancellable(Some(host), || canceller.cancel(), create)?;
+        let run_options =
+            Terminable(RunOptions::new().map_err(|e| super::from_ort(e, "create run options"))?);
         let (input_names, output_names) =
             (Names::new(inputs.iter().map(|i| &*i.name))?, Names::new(outputs.iter().map(|o| &*o.name))?);
         Ok(OrtSession {
@@ -229,7 +238,7 @@ impl OrtSession {
         &mut self,
         inputs: &[TensorView<'_>],
         outputs: &mut [(&OutputSpec, &mut [u8])],
-        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        host: Option<&dyn Host>,
     ) -> Result<()> {
         let inputs = self.wrap_inputs(inputs)?;
         if outputs.len() != self.outputs.len() {
@@ -240,7 +249,7 @@ impl OrtSession {
             .map(|(spec, buffer)| Tensor::writing(spec.dtype, &spec.shape, buffer))
             .collect::<Result<Vec<_>>>()?;
         let mut pointers: Vec<*mut sys::OrtValue> = outputs.iter().map(Tensor::as_ptr).collect();
-        self.call(&inputs, &mut pointers, run)
+        self.call(&inputs, &mut pointers, host)
     }
 
     /// Runs one inference into ONNX Runtime's own memory, for outputs whose shapes are known only after the run.
@@ -248,12 +257,12 @@ impl OrtSession {
     pub(crate) fn run_into_own<'s>(
         &mut self,
         inputs: &[TensorView<'_>],
-        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        host: Option<&dyn Host>,
         deliver: impl FnOnce(&[OutputSpec]) -> Result<Vec<&'s mut [u8]>>,
     ) -> Result<()> {
         let inputs = self.wrap_inputs(inputs)?;
         let mut pointers = vec![ptr::null_mut(); self.outputs.len()];
-        let result = self.call(&inputs, &mut pointers, run);
+        let result = self.call(&inputs, &mut pointers, host);
         // SAFETY: the call created every non-null value for us, even if it failed afterwards.
         let values: Vec<Tensor<'_>> =
             pointers.into_iter().filter_map(NonNull::new).map(|p| unsafe { Tensor::from_raw(p) }).collect();
@@ -282,27 +291,16 @@ impl OrtSession {
         self.session.session.as_ptr()
     }
 
-    pub(super) fn input_names(&self) -> Vec<*const c_char> {
-        self.input_names.pointers.clone()
+    pub(super) fn input_names(&self) -> &[*const c_char] {
+        &self.input_names.pointers
     }
 
-    pub(super) fn output_names(&self) -> Vec<*const c_char> {
-        self.output_names.pointers.clone()
+    pub(super) fn output_names(&self) -> &[*const c_char] {
+        &self.output_names.pointers
     }
 
-    pub(super) fn output_types(&self) -> Vec<DType> {
-        self.outputs.iter().map(|spec| spec.dtype).collect()
-    }
-
-    /// Calls `work` with the options of a run, which can be terminated.
-    pub(super) fn with_options(
-        &mut self,
-        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
-        mut work: impl FnMut(*const sys::OrtRunOptions) -> Result<()>,
-    ) -> Result<()> {
-        self.run_options.unterminate().map_err(|e| super::from_ort(e, "prepare a run"))?;
-        let options = self.run_options.ptr();
-        run(&Terminator(&self.run_options), &mut || work(options))
+    pub(super) fn outputs(&self) -> &[TensorSpec] {
+        &self.outputs
     }
 
     /// Which execution provider runs which node. Recorded only for sessions on the device of an extension.
@@ -321,13 +319,13 @@ impl OrtSession {
         &mut self,
         inputs: &[Tensor<'_>],
         outputs: &mut [*mut sys::OrtValue],
-        run: impl FnOnce(&Terminator<'_>, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+        host: Option<&dyn Host>,
     ) -> Result<()> {
         let api = ort::api();
         let inputs: Vec<*const sys::OrtValue> = inputs.iter().map(|i| i.as_ptr().cast_const()).collect();
         let (session, extension) = (self.as_ptr(), self.session.extension);
         let (input_names, output_names) = (self.input_names(), self.output_names());
-        self.with_options(run, |options| {
+        self.run_options.terminable(host, |options| {
             let _alone = extension.then(alone);
             // SAFETY: the session is alive, and only this call uses it (`&mut self`). Every array has as many valid
             // entries as stated, and those of the outputs are null or live values.

@@ -1,4 +1,4 @@
-use super::{check, handle};
+use super::{check, handle, memory::CpuMemory};
 use ort::sys;
 use sdrun_abi::{DType, Error, Result};
 use std::{
@@ -100,31 +100,6 @@ impl<'a> Tensor<'a> {
             }
         }
         Ok(())
-    }
-}
-
-/// `OrtMemoryInfo` of main memory.
-pub(super) struct CpuMemory(NonNull<sys::OrtMemoryInfo>);
-
-impl CpuMemory {
-    pub(super) fn new() -> Result<Self> {
-        let mut info = ptr::null_mut();
-        let (allocator, kind) =
-            (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
-        // SAFETY: the out pointer is valid.
-        check(unsafe { (ort::api().CreateCpuMemoryInfo)(allocator, kind, &mut info) }, "describe memory")?;
-        Ok(CpuMemory(handle(info)?))
-    }
-
-    pub(super) fn as_ptr(&self) -> *const sys::OrtMemoryInfo {
-        self.0.as_ptr()
-    }
-}
-
-impl Drop for CpuMemory {
-    fn drop(&mut self) {
-        // SAFETY: released once, by the owner.
-        unsafe { (ort::api().ReleaseMemoryInfo)(self.0.as_ptr()) }
     }
 }
 
