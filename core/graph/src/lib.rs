@@ -11,6 +11,7 @@
 //! | [`eval`] | single operators on host tensors |
 //! | [`passes`] | [`simplify()`], [`passes::optimize`], and the passes they run |
 //! | `footprint` | [`footprint()`]: the memory that a graph needs |
+//! | `divide` | [`Graph::divide`]: what depends only on inputs that seldom change, and the rest |
 //! | [`fused`] | operators that passes merge nodes into |
 //! | `hash` | [`Graph::topology_hash`] |
 //! | [`proto`] | the protobuf messages of the file format |
@@ -70,6 +71,7 @@
 //! ```
 
 mod bind;
+mod divide;
 mod error;
 pub mod eval;
 mod external;
@@ -90,6 +92,7 @@ mod tensor;
 mod testing;
 
 pub use bind::OpenDims;
+pub use divide::{Cost, Division, Load};
 pub use error::GraphError;
 pub use external::{ExternalBase, OpenOptions, WeightsPolicy};
 pub use footprint::{Footprint, footprint};

@@ -23,6 +23,8 @@ pub struct Model {
     /// Whether the binding table may be a link.
     links: Links,
     builtin: Option<&'static builtin::Builtin>,
+    /// Whether `graph` is that of the file.
+    whole: bool,
 }
 
 impl Model {
@@ -36,7 +38,14 @@ impl Model {
         let path = path.as_ref();
         let graph = Graph::open(path, options)?;
         let links = if options.allow_links { Links::Follow } else { Links::Refuse };
-        Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, links, builtin: None })
+        Ok(Model {
+            name: path.display().to_string(),
+            path: path.to_path_buf(),
+            graph,
+            links,
+            builtin: None,
+            whole: true,
+        })
     }
 
     /// Opens a file, or a built-in model if `what` is the name of one and no file of that name exists. A built-in model's
@@ -68,6 +77,7 @@ impl Model {
                 graph,
                 links: Links::Refuse,
                 builtin: Some(builtin),
+                whole: true,
             });
         }
         crate::paths::private_dir(&paths.cache)?;
@@ -81,14 +91,16 @@ impl Model {
             graph,
             links: Links::Refuse,
             builtin: Some(builtin),
+            whole: true,
         })
     }
 
     /// This model with another graph, whose weights have the same names.
     #[must_use]
     pub fn with_graph(&self, graph: Graph) -> Model {
-        let Model { name, path, links, .. } = self;
-        Model { name: name.clone(), path: path.clone(), graph, links: *links, builtin: None }
+        let Model { name, path, links, builtin, .. } = self;
+        let (name, path) = (name.clone(), path.clone());
+        Model { name, path, graph, links: *links, builtin: *builtin, whole: false }
     }
 
     /// File path or built-in name, for messages and reports.
@@ -103,9 +115,9 @@ impl Model {
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
-    /// Details of a built-in model; `None` for others.
+    /// Details of a built-in model; `None` for others, and with another graph.
     pub fn builtin(&self) -> Option<&'static builtin::Builtin> {
-        self.builtin
+        self.builtin.filter(|_| self.whole)
     }
 
     /// Maps weights to tensors of a checkpoint: the known binding of a built-in model, else the table that `sdrun
@@ -158,7 +170,7 @@ impl Model {
     /// theirs are returned unchanged.
     pub fn shapes(&self, given: &Shapes) -> Shapes {
         let mut shapes = given.clone();
-        let Some(builtin) = self.builtin else { return shapes };
+        let Some(builtin) = self.builtin() else { return shapes };
         let dims_of = |name: &str| {
             let value = self.graph.inputs.iter().map(|id| self.graph.value(*id)).find(|v| v.name == name);
             value.and_then(|value| value.shape.as_deref()).unwrap_or_default()

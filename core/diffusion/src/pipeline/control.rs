@@ -3,7 +3,7 @@
 use super::{
     Error, Result,
     denoiser::Course,
-    fed::Fed,
+    fed::{Fed, Prepared},
     inputs::{Layout, Role},
     network::Opener,
 };
@@ -31,6 +31,12 @@ impl Control {
     }
 }
 
+/// The ControlNets of a run before they are loaded.
+pub(super) struct PreparedControls<'a> {
+    all: Vec<(Prepared<'a>, &'a Control, Vec<f32>)>,
+    outputs: Vec<(String, Vec<usize>)>,
+}
+
 /// The ControlNets of a run.
 pub(super) struct Controls<'a> {
     all: Vec<(Fed<'a>, &'a Control)>,
@@ -38,32 +44,30 @@ pub(super) struct Controls<'a> {
     outputs: Vec<(String, Vec<usize>)>,
 }
 
-impl<'a> Controls<'a> {
-    /// Loads them.
-    pub(super) fn open(
+impl<'a> PreparedControls<'a> {
+    /// Computes what can be computed before the runs in `upcoming`.
+    pub(super) fn new(
         open: &'a Opener<'a>,
         course: Course<'a>,
         layout: Layout,
-        conditions: &[Condition],
+        upcoming: &[(Vec<usize>, f64)],
     ) -> Result<Self> {
         let (mut all, mut outputs) = (Vec::new(), Vec::new());
         for (part, control) in course.parts.controls.iter().zip(&course.request.controls) {
             let [_, height, width] = layout.latents.map(|cells| (cells * layout.factor) as u32);
             let hint = Fit::Stretch.picture(&control.hint, width, height)?;
             let hint: Vec<f32> = planes(&hint).map(|byte| f32::from(byte) / 255.0).collect();
-            let fixed = |role: Role, size: usize| match role {
-                Role::Hint => Some(hint.repeat(size / hint.len().max(1))),
-                Role::Strength => Some(vec![control.strength as f32; size]),
-                _ => None,
-            };
-            let fed = Fed::open(open, part, layout, conditions, &Shapes::new(), fixed)?;
-            outputs = fed.network.output_shapes().ok_or_else(|| {
+            let (conditions, none) = (&course.conditions.all, Shapes::new());
+            let prepared =
+                Prepared::new(open, part, layout, conditions, &none, &fixed(control, &hint), upcoming)?;
+            let shapes = prepared.outputs.iter().map(|(name, shape)| Some((name.clone(), shape.clone()?)));
+            outputs = shapes.collect::<Option<_>>().ok_or_else(|| {
                 let message = "its outputs have no fixed shapes";
                 Error::of(&part.name)(abi::Error::unsupported(message).into())
             })?;
-            all.push((fed, control));
+            all.push((prepared, control, hint));
         }
-        Ok(Controls { all, outputs })
+        Ok(PreparedControls { all, outputs })
     }
 
     /// Shapes of the denoiser's inputs that the ControlNets fill.
@@ -71,6 +75,25 @@ impl<'a> Controls<'a> {
         self.outputs.iter().map(|(name, shape)| (residual(name), shape.clone())).collect()
     }
 
+    /// Loads them.
+    pub(super) fn load(self) -> Result<Controls<'a>> {
+        let load = |(prepared, control, hint): (Prepared<'a>, &'a Control, Vec<f32>)| {
+            Ok((prepared.load(&fixed(control, &hint))?, control))
+        };
+        Ok(Controls { all: self.all.into_iter().map(load).collect::<Result<_>>()?, outputs: self.outputs })
+    }
+}
+
+/// Inputs of a ControlNet that stay the same.
+fn fixed(control: &Control, hint: &[f32]) -> impl Fn(Role, usize) -> Option<Vec<f32>> {
+    move |role, size| match role {
+        Role::Hint => Some(hint.repeat(size / hint.len().max(1))),
+        Role::Strength => Some(vec![control.strength as f32; size]),
+        _ => None,
+    }
+}
+
+impl Controls<'_> {
     /// Runs those that act in a step, and puts the sum of their outputs into the denoiser's inputs.
     pub(super) fn apply(
         &mut self,

@@ -2,9 +2,9 @@
 
 use super::{
     Error, Resolved, Result,
-    control::Controls,
+    control::{Controls, PreparedControls},
     encoder::{Conditions, Step},
-    fed::Fed,
+    fed::{Fed, Prepared},
     inputs::{Layout, Role},
     network::Opener,
     parts::Parts,
@@ -34,6 +34,37 @@ pub(super) struct Course<'a> {
     pub(super) shape: [usize; 3],
 }
 
+impl Course<'_> {
+    /// The conditions of a step, without the negative prompt if there is no guidance in it.
+    fn step(&self, guidance: &Guidance, index: usize) -> Result<Step> {
+        let Some(step) = self.steps.get(index).or(self.steps.last()) else {
+            return Err(Error::invalid("there are no steps"));
+        };
+        let share = index as f64 / (self.sigmas.len() - 1).max(1) as f64;
+        Ok(Step { without: step.without.filter(|_| guidance.applies(share)), with: step.with.clone() })
+    }
+
+    /// What the network takes for the time of a noise level.
+    fn time(&self, sigma: f64) -> f64 {
+        match self.parts.family.timestep {
+            Timestep::Steps => self.request.prediction.time(sigma, self.levels, self.request.time),
+            Timestep::Level => sigma,
+        }
+    }
+
+    /// Conditions and times of the network's runs, `batch` conditions in each, as far as the sampler keeps to its levels.
+    fn upcoming(&self, guidance: &Guidance, batch: usize) -> Vec<(Vec<usize>, f64)> {
+        let mut runs = Vec::new();
+        let (_, levels) = self.sigmas.split_last().unwrap_or((&0.0, &[]));
+        for (index, sigma) in levels.iter().enumerate() {
+            let Ok(step) = self.step(guidance, index) else { continue };
+            let rows = step.rows();
+            runs.extend(rows.chunks(batch).map(|rows| (rows.to_vec(), self.time(*sigma))));
+        }
+        runs
+    }
+}
+
 /// The denoiser of a run.
 pub(super) struct Guided<'a> {
     network: Fed<'a>,
@@ -59,7 +90,10 @@ impl<'a> Guided<'a> {
         let Course { parts, request, conditions, .. } = course;
         let (alone, layout) = layouts(parts, request, conditions, course.steps, course.shape)?;
         let batch = layout.batch;
-        let controls = Controls::open(open, course, alone, &conditions.all)?;
+        let scale = request.guidance.scale * request.sampler.guidance_factor();
+        let guidance = Guidance { scale, ..request.guidance };
+        let upcoming = course.upcoming(&guidance, batch);
+        let controls = PreparedControls::new(open, course, alone, &upcoming)?;
         let scale = request.distilled_guidance.unwrap_or(1.0);
         let grids = reference::grids(&request.references, parts);
         let fixed = |role: Role, size: usize| match role {
@@ -68,11 +102,10 @@ impl<'a> Guided<'a> {
             Role::GuidanceEmbedding => Some(guidance_embedding(scale, size / batch).repeat(batch)),
             _ => None,
         };
-        let network =
-            Fed::open(open, &parts.denoiser, layout, &conditions.all, &controls.residuals(), fixed)?;
+        let (all, residuals) = (&conditions.all, controls.residuals());
+        let network = Prepared::new(open, &parts.denoiser, layout, all, &residuals, &fixed, &upcoming)?;
+        let (controls, network) = (controls.load()?, network.load(&fixed)?);
         let output = network.network.outputs().first().cloned().unwrap_or_default();
-        let scale = request.guidance.scale * request.sampler.guidance_factor();
-        let guidance = Guidance { scale, ..request.guidance };
         Ok(Guided {
             network,
             controls,
@@ -114,20 +147,13 @@ impl<'a> Guided<'a> {
 
     /// The network's predictions for the prompt and, if guidance needs it, for the negative prompt.
     fn predict(&mut self, x: &[f32], sigma: f64) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
-        let Course { parts, request, sigmas, steps, levels, .. } = self.course;
+        let course = self.course;
+        let Course { request, sigmas, .. } = course;
         let index = sigmas.iter().skip(1).take_while(|next| **next >= sigma).count();
-        let Some(step) = steps.get(index).or(steps.last()) else {
-            return Err(Error::invalid("there are no steps"));
-        };
-        let share = index as f64 / (sigmas.len() - 1).max(1) as f64;
-        let without = step.without.filter(|_| self.guidance.applies(share));
+        let step = course.step(&self.guidance, index)?;
         let scale = request.prediction.input_scale(sigma);
         let scaled: Vec<f32> = x.iter().map(|x| (f64::from(*x) * scale) as f32).collect();
-        let time = match parts.family.timestep {
-            Timestep::Steps => request.prediction.time(sigma, levels, request.time),
-            Timestep::Level => sigma,
-        };
-        let rows: Vec<usize> = without.into_iter().chain(step.with.iter().map(|(row, _)| *row)).collect();
+        let (time, rows) = (course.time(sigma), step.rows());
         let place = (index, sigmas.len() - 1);
         let reused = self.cache.as_mut().and_then(|cache| cache.outputs(place, &rows, &scaled));
         let mut outputs = match reused {
@@ -140,7 +166,7 @@ impl<'a> Guided<'a> {
                 outputs
             }
         };
-        let without = without.map(|_| outputs.remove(0));
+        let without = step.without.map(|_| outputs.remove(0));
         let with = joined(&step.with, outputs, without.as_deref());
         Ok((with, without))
     }

@@ -30,6 +30,13 @@ pub(super) struct Step {
     pub(super) without: Option<usize>,
 }
 
+impl Step {
+    /// All conditions, the negative prompt first.
+    pub(super) fn rows(&self) -> Vec<usize> {
+        self.without.into_iter().chain(self.with.iter().map(|(row, _)| *row)).collect()
+    }
+}
+
 /// The conditions of a run.
 pub(super) struct Conditions {
     /// For each pass, one for each step.

@@ -2,52 +2,99 @@
 
 use super::{
     Result,
+    divided::{EarlyPiece, Pieces, pieces},
     inputs::{Layout, Role},
-    network::{Network, Opener},
+    network::{InputShapes, Network, Opener, Piece, tensor},
     parts::Part,
 };
 use crate::text::condition::Condition;
-use sdrun::{Shapes, Tensors};
+use sdrun::{Shapes, Tensors, abi::DType};
+
+/// Values of inputs that stay the same, by role and size of the input.
+pub(super) type Fixed<'f> = &'f dyn Fn(Role, usize) -> Option<Vec<f32>>;
+
+/// Such a network before it is loaded. What can be computed before the steps is.
+pub(super) struct Prepared<'a> {
+    open: &'a Opener<'a>,
+    layout: Layout,
+    roles: Vec<(String, Role)>,
+    early: Option<Early<'a>>,
+    main: Piece<'a>,
+    shapes: InputShapes,
+    /// Names and shapes of the outputs; no shape if it depends on the prompt.
+    pub(super) outputs: Vec<(String, Option<Vec<usize>>)>,
+}
 
 /// Such a network, with the inputs of its next run.
 pub(super) struct Fed<'a> {
     pub(super) network: Network<'a>,
-    layout: Layout,
-    roles: Vec<(String, Role)>,
-    inputs: Tensors,
-    /// The conditions in `inputs`, as indices.
-    current: Vec<usize>,
+    inputs: Inputs,
+    early: Option<Early<'a>>,
 }
 
-impl<'a> Fed<'a> {
-    /// Loads it for runs with any of the conditions `all`. `residuals` has the shapes of inputs that a ControlNet fills. `fixed`
-    /// receives a role and the size of an input, and returns its values if they stay the same.
-    pub(super) fn open(
+/// The inputs of a network's next run.
+struct Inputs {
+    layout: Layout,
+    roles: Vec<(String, Role)>,
+    tensors: Tensors,
+    /// The conditions in `tensors`, as indices.
+    rows: Vec<usize>,
+}
+
+/// What depends on the conditions, or on them and the time, alone.
+struct Early<'a> {
+    open: &'a Opener<'a>,
+    piece: EarlyPiece<'a>,
+    inputs: Inputs,
+    /// Loaded only while it is needed.
+    network: Option<Network<'a>>,
+    /// Names, types and shapes of its outputs.
+    outputs: Vec<(String, DType, Vec<usize>)>,
+    /// Its outputs, the oldest first. Those of `shown` are in the network's inputs instead.
+    known: Vec<(Moment, Tensors)>,
+    shown: Option<Moment>,
+}
+
+/// Conditions, as indices, and the time if it matters.
+type Moment = (Vec<usize>, Option<u64>);
+
+/// The most bytes of outputs that are kept.
+const MOST: usize = 512 << 20;
+
+impl<'a> Prepared<'a> {
+    /// Computes what can be computed before the runs in `upcoming`, which are conditions `rows` of `all` and times. `residuals` has the
+    /// shapes of inputs that a ControlNet fills.
+    pub(super) fn new(
         open: &'a Opener<'a>,
         part: &'a Part,
         layout: Layout,
         all: &[Condition],
         residuals: &Shapes,
-        fixed: impl Fn(Role, usize) -> Option<Vec<f32>>,
+        fixed: Fixed<'_>,
+        upcoming: &[(Vec<usize>, f64)],
     ) -> Result<Self> {
         let (roles, shapes) = layout.inputs(part, all, residuals)?;
-        let network = open.network(part, shapes)?;
-        let mut inputs = Tensors::new();
-        for (name, role) in &roles {
-            let values = match role {
-                Role::Text | Role::TextIds | Role::Mask => None,
-                role => fixed(*role, network.shape(name)?.iter().product()),
-            };
-            if let Some(values) = values {
-                inputs.insert(name.clone(), network.input(name, &values)?);
-            }
-        }
-        Ok(Fed { network, layout, roles, inputs, current: Vec::new() })
+        let Pieces { early, main, shapes, outputs } = pieces(part, &roles, shapes)?;
+        let early = match early {
+            Some(piece) => Some(Early::new(open, piece, (layout, &roles), all, fixed, upcoming)?),
+            None => None,
+        };
+        Ok(Prepared { open, layout, roles, early, main, shapes, outputs })
     }
 
+    /// Loads it.
+    pub(super) fn load(self, fixed: Fixed<'_>) -> Result<Fed<'a>> {
+        let Prepared { open, layout, roles, early, main, shapes, .. } = self;
+        let network = open.network(main, shapes)?;
+        let inputs = Inputs::new(&network, layout, &roles, fixed)?;
+        Ok(Fed { network, inputs, early })
+    }
+}
+
+impl Fed<'_> {
     /// Sets the input `name`.
     pub(super) fn set_named(&mut self, name: &str, values: &[f32]) -> Result<()> {
-        self.inputs.insert(name.into(), self.network.input(name, values)?);
+        self.inputs.tensors.insert(name.into(), self.network.input(name, values)?);
         Ok(())
     }
 
@@ -61,22 +108,51 @@ impl<'a> Fed<'a> {
         time: f64,
         outputs: &[&str],
     ) -> Result<Vec<Vec<f32>>> {
-        self.condition(all, rows)?;
-        let many = rows.len();
-        for (name, role) in &self.roles {
-            let values = match role {
-                Role::Latents => latents.repeat(many),
-                Role::Time => vec![time as f32; self.network.shape(name)?.iter().product()],
-                _ => continue,
-            };
-            self.inputs.insert(name.clone(), self.network.input(name, &values)?);
+        if let Some(early) = &mut self.early {
+            early.show(all, rows, time, &mut self.inputs.tensors)?;
         }
-        self.network.run(&self.inputs, outputs)
+        self.inputs.condition(&self.network, all, rows)?;
+        self.inputs.set(&self.network, Role::Time, &[time as f32])?;
+        self.inputs.set(&self.network, Role::Latents, latents)?;
+        self.network.run(&self.inputs.tensors, outputs)
+    }
+}
+
+impl Inputs {
+    /// Inputs of a network that takes some of those in `roles`.
+    fn new(
+        network: &Network<'_>,
+        layout: Layout,
+        roles: &[(String, Role)],
+        fixed: Fixed<'_>,
+    ) -> Result<Self> {
+        let roles: Vec<_> = roles.iter().filter(|(name, _)| network.takes(name)).cloned().collect();
+        let mut tensors = Tensors::new();
+        for (name, role) in &roles {
+            let values = match role {
+                Role::Text | Role::TextIds | Role::Mask => None,
+                role => fixed(*role, network.shape(name)?.iter().product()),
+            };
+            if let Some(values) = values {
+                tensors.insert(name.clone(), network.input(name, &values)?);
+            }
+        }
+        Ok(Inputs { layout, roles, tensors, rows: Vec::new() })
+    }
+
+    /// Fills the inputs of this role with repetitions of `values`.
+    fn set(&mut self, network: &Network<'_>, role: Role, values: &[f32]) -> Result<()> {
+        for (name, _) in self.roles.iter().filter(|(_, own)| *own == role) {
+            let size: usize = network.shape(name)?.iter().product();
+            let values = values.repeat(size / values.len().max(1));
+            self.tensors.insert(name.clone(), network.input(name, &values)?);
+        }
+        Ok(())
     }
 
     /// Puts conditions into the inputs.
-    fn condition(&mut self, all: &[Condition], rows: &[usize]) -> Result<()> {
-        if self.current == rows {
+    fn condition(&mut self, network: &Network<'_>, all: &[Condition], rows: &[usize]) -> Result<()> {
+        if self.rows == rows {
             return Ok(());
         }
         let chosen: Vec<&Condition> = rows.iter().filter_map(|index| all.get(*index)).collect();
@@ -97,10 +173,93 @@ impl<'a> Fed<'a> {
                 _ => chosen.iter().map(|row| of(row)).collect::<Option<Vec<_>>>().map(|rows| rows.concat()),
             };
             if let Some(values) = values {
-                self.inputs.insert(name.clone(), self.network.input_of(name, shape, &values)?);
+                self.tensors.insert(name.clone(), network.input_of(name, shape, &values)?);
             }
         }
-        self.current = rows.to_vec();
+        self.rows = rows.to_vec();
+        Ok(())
+    }
+}
+
+impl<'a> Early<'a> {
+    fn new(
+        open: &'a Opener<'a>,
+        piece: EarlyPiece<'a>,
+        (layout, roles): (Layout, &[(String, Role)]),
+        all: &[Condition],
+        fixed: Fixed<'_>,
+        upcoming: &[(Vec<usize>, f64)],
+    ) -> Result<Self> {
+        let graph = piece.piece.model().graph();
+        let output = |id| {
+            let value = graph.value(id);
+            Some((value.name.clone(), value.dtype?, value.known_shape()?))
+        };
+        let outputs = graph.outputs.iter().filter_map(|id| output(*id)).collect();
+        let network = open.network(piece.piece.clone(), piece.shapes.clone())?;
+        let inputs = Inputs::new(&network, layout, roles, fixed)?;
+        let mut early =
+            Early { open, piece, inputs, network: Some(network), outputs, known: Vec::new(), shown: None };
+        let most = MOST / early.bytes().max(1);
+        for (rows, time) in upcoming {
+            if early.known.len() < most {
+                early.know(all, rows, *time)?;
+            }
+        }
+        // The rest of the network may need its memory.
+        early.network = None;
+        Ok(early)
+    }
+
+    /// Bytes of its outputs.
+    fn bytes(&self) -> usize {
+        self.outputs.iter().filter_map(|(_, dtype, shape)| dtype.bytes_of(shape)).sum()
+    }
+
+    /// Computes the outputs for these conditions and this time if they are not known, and returns their place.
+    fn know(&mut self, all: &[Condition], rows: &[usize], time: f64) -> Result<usize> {
+        let moment = (rows.to_vec(), self.piece.by_step.then(|| time.to_bits()));
+        if let Some(at) = self.known.iter().position(|(known, _)| *known == moment) {
+            return Ok(at);
+        }
+        let network = match &mut self.network {
+            Some(network) => network,
+            // From now on it stays, because the sampler uses other times than those that were expected.
+            none => none.insert(self.open.network(self.piece.piece.clone(), self.piece.shapes.clone())?),
+        };
+        self.inputs.condition(network, all, rows)?;
+        self.inputs.set(network, Role::Time, &[time as f32])?;
+        let names: Vec<&str> = self.outputs.iter().map(|(name, ..)| name.as_str()).collect();
+        let values = network.run(&self.inputs.tensors, &names)?;
+        let named = self.outputs.iter().zip(values).map(|((name, dtype, shape), values)| {
+            Ok((name.clone(), tensor(*dtype, shape.clone(), &values)?))
+        });
+        let tensors = named.collect::<Result<Tensors>>()?;
+        if self.known.len() >= (MOST / self.bytes().max(1)).max(1)
+            && let Some(oldest) = self.known.iter().position(|(known, _)| self.shown.as_ref() != Some(known))
+        {
+            self.known.remove(oldest);
+        }
+        self.known.push((moment, tensors));
+        Ok(self.known.len() - 1)
+    }
+
+    /// Moves the outputs for these conditions and this time into the inputs of the network.
+    fn show(&mut self, all: &[Condition], rows: &[usize], time: f64, inputs: &mut Tensors) -> Result<()> {
+        let at = self.know(all, rows, time)?;
+        let moment = self.known[at].0.clone();
+        if self.shown.as_ref() == Some(&moment) {
+            return Ok(());
+        }
+        if let Some((_, tensors)) =
+            self.known.iter_mut().find(|(known, _)| Some(known) == self.shown.as_ref())
+        {
+            for (name, ..) in &self.outputs {
+                tensors.extend(inputs.remove_entry(name));
+            }
+        }
+        inputs.append(&mut self.known[at].1);
+        self.shown = Some(moment);
         Ok(())
     }
 }

@@ -35,7 +35,8 @@ pub(super) enum Role {
     Strength,
 }
 
-fn role(name: &str) -> Option<Role> {
+/// The role of the input `name`; `None` if sdrun does not know it.
+pub(super) fn role(name: &str) -> Option<Role> {
     Some(match name {
         "sample" | "hidden_states" => Role::Latents,
         "timestep" => Role::Time,

@@ -38,6 +38,8 @@ pub(super) struct Loaded {
 pub(super) struct NetworkKey {
     /// The model's file or its built-in name, and the file's state.
     pub(super) model: (String, Option<Stamp>),
+    /// The name of the piece, if the model is divided.
+    pub(super) piece: Option<String>,
     pub(super) shapes: InputShapes,
 }
 

@@ -10,6 +10,7 @@ mod beside;
 mod checkpoint;
 mod control;
 mod denoiser;
+mod divided;
 mod draw;
 mod encoder;
 mod fed;

@@ -5,12 +5,13 @@ use super::{
     kept::{Kept, Loaded, NetworkKey, Opened, stamp},
 };
 use sdrun::{
-    BuildOptions, HostTensor, Provider, Registry, Shapes, Tensors, WeightFiles, Weights, Wishes,
+    BuildOptions, HostTensor, Model, Provider, Registry, Shapes, Tensors, WeightFiles, Weights, Wishes,
     abi::{self, DType, Device, DeviceKind, ErrorCode, Host, OpenShapes, Precision},
+    graph::Graph,
     memory,
     weights::WeightStack,
 };
-use std::{cell::Cell, time::Instant};
+use std::{cell::Cell, sync::Arc, time::Instant};
 
 /// How networks become engines.
 pub struct Engines<'a> {
@@ -55,6 +56,42 @@ impl From<Shapes> for InputShapes {
     }
 }
 
+/// What a network runs: the graph of a part, or one of those into which it is divided.
+#[derive(Clone)]
+pub(super) struct Piece<'a> {
+    part: &'a Part,
+    divided: Option<Arc<(String, Model)>>,
+}
+
+impl<'a> From<&'a Part> for Piece<'a> {
+    fn from(part: &'a Part) -> Self {
+        Piece { part, divided: None }
+    }
+}
+
+impl<'a> Piece<'a> {
+    /// A piece of `part` with this graph. `name` tells it from the part itself.
+    pub(super) fn of(part: &'a Part, name: Option<&str>, graph: Graph) -> Self {
+        let name = name.map_or(part.name.clone(), |name| format!("{} ({name})", part.name));
+        Piece { part, divided: Some(Arc::new((name, part.model.with_graph(graph)))) }
+    }
+
+    /// Its name for people.
+    pub(super) fn name(&self) -> &str {
+        self.divided.as_ref().map_or(&self.part.name, |divided| &divided.0)
+    }
+
+    pub(super) fn model(&self) -> &Model {
+        self.divided.as_ref().map_or(&self.part.model, |divided| &divided.1)
+    }
+
+    fn key(&self, shapes: InputShapes) -> NetworkKey {
+        let Part { model, .. } = self.part;
+        let piece = self.divided.as_ref().map(|divided| divided.0.clone());
+        NetworkKey { model: (model.name().into(), stamp(model.path())), piece, shapes }
+    }
+}
+
 /// Opens networks, and tells what happens.
 pub(super) struct Opener<'a> {
     pub(super) registry: &'a Registry,
@@ -70,7 +107,7 @@ pub(super) struct Opener<'a> {
 /// A loaded network.
 pub(super) struct Network<'a> {
     open: &'a Opener<'a>,
-    part: &'a Part,
+    piece: Piece<'a>,
     weights: WeightFiles,
     key: NetworkKey,
     /// `None` while it is dropped or loaded again, and after a failed run.
@@ -93,38 +130,45 @@ impl<'a> Opener<'a> {
         Ok(())
     }
 
-    /// Builds or loads an engine for `part` with inputs of `shapes`, and gives it its weights.
-    pub(super) fn network(&'a self, part: &'a Part, shapes: impl Into<InputShapes>) -> Result<Network<'a>> {
-        self.network_with(part, part.weights.clone(), shapes.into())
+    /// Builds or loads an engine for a part, or a piece of one, with inputs of `shapes`, and gives it its weights.
+    pub(super) fn network(
+        &'a self,
+        piece: impl Into<Piece<'a>>,
+        shapes: impl Into<InputShapes>,
+    ) -> Result<Network<'a>> {
+        let piece = piece.into();
+        let weights = piece.part.weights.clone();
+        self.network_with(piece, weights, shapes.into())
     }
 
     /// The same with other weights.
     pub(super) fn network_with(
         &'a self,
-        part: &'a Part,
+        piece: impl Into<Piece<'a>>,
         weights: WeightFiles,
         shapes: InputShapes,
     ) -> Result<Network<'a>> {
         self.check()?;
-        let key = NetworkKey { model: (part.model.name().into(), stamp(part.model.path())), shapes };
+        let piece = piece.into();
+        let key = piece.key(shapes);
         let kept = self.engines.kept.as_ref();
-        let again = kept.and_then(|kept| self.again(kept, &key, part, &weights));
+        let again = kept.and_then(|kept| self.again(kept, &key, &piece, &weights));
         let loaded = match again {
             Some(loaded) => loaded,
-            None => self.session(part, &weights, &key.shapes, None)?,
+            None => self.session(&piece, &weights, &key.shapes, None)?,
         };
         let outputs = loaded.session.info().outputs.iter().map(|output| output.name.clone()).collect();
-        Ok(Network { open: self, part, weights, key, loaded: Some(loaded), outputs })
+        Ok(Network { open: self, piece, weights, key, loaded: Some(loaded), outputs })
     }
 
     /// A kept network with these weights. `None` if none can get them; loading a new one then says why.
-    fn again(&self, kept: &Kept, key: &NetworkKey, part: &Part, files: &WeightFiles) -> Option<Loaded> {
+    fn again(&self, kept: &Kept, key: &NetworkKey, piece: &Piece<'_>, files: &WeightFiles) -> Option<Loaded> {
         let started = Instant::now();
         let mut loaded = kept.take(key, files)?;
         let refitted = !loaded.weights.is(files);
         if refitted {
-            self.tell(Event::Loading { part: &part.name });
-            let Ok(stack) = self.stack(part, files, Some(&loaded.weights)) else {
+            self.tell(Event::Loading { part: piece.name() });
+            let Ok(stack) = self.stack(piece, files, Some(&loaded.weights)) else {
                 kept.put(key.clone(), loaded);
                 return None;
             };
@@ -132,13 +176,13 @@ impl<'a> Opener<'a> {
             loaded.weights = Opened::new(files.clone(), stack);
         }
         let origin = if refitted { Origin::Refitted } else { Origin::Kept };
-        self.tell_loaded(part, &loaded, origin, started.elapsed().as_secs_f64());
+        self.tell_loaded(piece, &loaded, origin, started.elapsed().as_secs_f64());
         Some(loaded)
     }
 
-    fn tell_loaded(&self, part: &Part, loaded: &Loaded, origin: Origin, seconds: f64) {
+    fn tell_loaded(&self, piece: &Piece<'_>, loaded: &Loaded, origin: Origin, seconds: f64) {
         let network = LoadedNetwork {
-            part: part.name.clone(),
+            part: piece.name().into(),
             provider: loaded.provider.id().into(),
             device: loaded.device.clone(),
             precision: loaded.precision,
@@ -148,14 +192,19 @@ impl<'a> Opener<'a> {
         self.tell(Event::Loaded(&network));
     }
 
-    /// The weights of a part. Those of a session that has the same base share it, so that a refit changes only what differs.
-    fn stack(&self, part: &Part, files: &WeightFiles, open: Option<&Opened>) -> sdrun::Result<WeightStack> {
+    /// The weights of the whole part. Those of a session that has the same base share it, so that a refit changes only what differs.
+    fn stack(
+        &self,
+        piece: &Piece<'_>,
+        files: &WeightFiles,
+        open: Option<&Opened>,
+    ) -> sdrun::Result<WeightStack> {
         let weights = match open.filter(|open| open.has_base(files)) {
             Some(open) => {
                 let base = Weights { stack: open.stack.pristine(), model: None, base: String::new() };
                 files.change(base, self.host)?
             }
-            None => files.of_model(&part.model, self.registry.paths(), self.host)?,
+            None => files.of_model(&piece.part.model, self.registry.paths(), self.host)?,
         };
         Ok(weights.stack)
     }
@@ -163,22 +212,22 @@ impl<'a> Opener<'a> {
     /// A new session in `precision`, or the user's.
     fn session(
         &self,
-        part: &Part,
+        piece: &Piece<'_>,
         files: &WeightFiles,
         shapes: &InputShapes,
         precision: Option<Precision>,
     ) -> Result<Loaded> {
-        let name = Error::of(&part.name);
-        self.tell(Event::Loading { part: &part.name });
-        let stack = self.stack(part, files, None).map_err(&name)?;
+        let name = Error::of(piece.name());
+        self.tell(Event::Loading { part: piece.name() });
+        let stack = self.stack(piece, files, None).map_err(&name)?;
         let options = |device| {
             let options = shapes.options((self.engines.options)(device));
             precision.map_or(options.clone(), |precision| options.precision(precision))
         };
-        self.make_room(part, &options);
+        self.make_room(piece.model(), &options);
         let attempt = |provider: &Provider, options: &BuildOptions| {
             let load = || -> sdrun::Result<_> {
-                let engine = provider.build_with(&part.model, &stack, options, self.host)?;
+                let engine = provider.build_with(piece.model(), &stack, options, self.host)?;
                 let session = engine.session(&stack, self.host)?;
                 Ok((engine, session, options.precision))
             };
@@ -194,7 +243,7 @@ impl<'a> Opener<'a> {
             Some((provider, device)) => attempt(provider, &options(device.clone())),
             None => self
                 .registry
-                .choose(&part.model, &self.engines.wishes, &options, self.host)
+                .choose(piece.model(), &self.engines.wishes, &options, self.host)
                 .try_each(|candidate| attempt(&candidate.provider, &candidate.options)),
         }
         .map_err(&name)?;
@@ -207,17 +256,17 @@ impl<'a> Opener<'a> {
             provider: engine.provider().clone(),
             device: engine.device().name.clone(),
         };
-        self.tell_loaded(part, &loaded, origin, seconds);
+        self.tell_loaded(piece, &loaded, origin, seconds);
         Ok(loaded)
     }
 
-    /// Drops kept networks until the main memory that `part` needs is free. On other devices the failed allocation tells.
-    fn make_room(&self, part: &Part, options: &dyn Fn(Device) -> BuildOptions) {
+    /// Drops kept networks until the main memory that `model` needs is free. On other devices the failed allocation tells.
+    fn make_room(&self, model: &Model, options: &dyn Fn(Device) -> BuildOptions) {
         if self.engines.kept.as_ref().is_none_or(Kept::is_empty) {
             return;
         }
         let main_memory = Device::new("cpu", "CPU", DeviceKind::Cpu, "");
-        let Ok(estimate) = memory::estimate(&part.model, &options(main_memory)) else { return };
+        let Ok(estimate) = memory::estimate(model, &options(main_memory)) else { return };
         let needed = [estimate.host_weights, estimate.host_activations].into_iter().flatten().sum::<u64>();
         while memory::available().is_some_and(|free| free < needed) && self.drop_kept() {}
     }
@@ -246,7 +295,7 @@ impl Network<'_> {
         inputs.iter().find(|input| input.name == name).ok_or_else(|| {
             let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
             let message = format!("its graph has no input `{name}`, only {}", names.join(", "));
-            Error::of(&self.part.name)(abi::Error::invalid(message).into())
+            Error::of(self.piece.name())(abi::Error::invalid(message).into())
         })
     }
 
@@ -257,18 +306,12 @@ impl Network<'_> {
 
     /// A tensor of this shape for input `name`, converted to its type.
     pub(super) fn input_of(&self, name: &str, shape: Vec<usize>, values: &[f32]) -> Result<HostTensor> {
-        let tensor = match self.spec(name)?.dtype {
-            DType::F32 => HostTensor::from_f32(shape, values),
-            // Graphs whose timestep is an integer get the nearest.
-            DType::I64 => {
-                HostTensor::from_i64(shape, &values.iter().map(|v| v.round() as i64).collect::<Vec<_>>())
-            }
-            dtype => {
-                let values: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
-                HostTensor::from_f64(dtype, shape, &values)
-            }
-        };
-        tensor.map_err(Error::of(&self.part.name))
+        tensor(self.spec(name)?.dtype, shape, values).map_err(Error::of(self.piece.name()))
+    }
+
+    /// Whether it has an input `name`.
+    pub(super) fn takes(&self, name: &str) -> bool {
+        self.spec(name).is_ok()
     }
 
     /// Runs the network and returns the named outputs as f32.
@@ -277,8 +320,9 @@ impl Network<'_> {
     /// network is loaded again in fp32 and stays so.
     pub(super) fn run(&mut self, inputs: &Tensors, outputs: &[&str]) -> Result<Vec<Vec<f32>>> {
         self.open.check()?;
-        let Network { open, part, weights, key, loaded, outputs: names } = &mut *self;
-        let name = Error::of(&part.name);
+        let Network { open, piece, weights, key, loaded, outputs: names } = &mut *self;
+        let piece = piece.clone();
+        let name = Error::of(piece.name());
         let Some(Loaded { session, precision, .. }) = loaded else {
             return Err(name(abi::Error::internal("it is not loaded").into()));
         };
@@ -307,10 +351,10 @@ impl Network<'_> {
             }
             return Err(name(error));
         }
-        open.tell(Event::Widened { part: &part.name, from: *precision });
+        open.tell(Event::Widened { part: piece.name(), from: *precision });
         // The memory of the narrow one may be needed.
         *loaded = None;
-        *loaded = Some(open.session(part, weights, &key.shapes, Some(Precision::Fp32))?);
+        *loaded = Some(open.session(&piece, weights, &key.shapes, Some(Precision::Fp32))?);
         self.run(inputs, outputs)
     }
 
@@ -336,6 +380,21 @@ impl Network<'_> {
             Some((output.name.clone(), shape?))
         };
         self.loaded.as_ref()?.session.info().outputs.iter().map(shape).collect()
+    }
+}
+
+/// A tensor of these values, converted to its type.
+pub(super) fn tensor(dtype: DType, shape: Vec<usize>, values: &[f32]) -> sdrun::Result<HostTensor> {
+    match dtype {
+        DType::F32 => HostTensor::from_f32(shape, values),
+        // Graphs whose timestep is an integer get the nearest.
+        DType::I64 => {
+            HostTensor::from_i64(shape, &values.iter().map(|v| v.round() as i64).collect::<Vec<_>>())
+        }
+        dtype => {
+            let values: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
+            HostTensor::from_f64(dtype, shape, &values)
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a request will load and how much memory that needs, known before the work starts.
 
 use super::{
-    Engines, Part, Parts, Resolved, Result, Upscale,
+    Engines, Parts, Resolved, Result, Upscale,
     autoencoder::whole_or_tile,
     control,
     denoiser::layouts,
+    divided::{EarlyPiece, Pieces, pieces},
     encoder::{self, Conditions, hidden_output, layer_of, pooled_output},
-    network::InputShapes,
+    network::{InputShapes, Piece},
     parts::TextEncoder,
     reference,
     words::{Ids, divided},
@@ -114,7 +115,7 @@ pub fn plan(
         let size = reference::size(picture).map(|side| side as usize);
         phases.push(planner.autoencoder("encode a reference", parts, size, true)?);
     }
-    phases.push(planner.steps("draw", parts, request, &conditions, 0, size)?);
+    phases.extend(planner.steps("draw", parts, request, &conditions, 0, size)?);
     if let Some(hires) = &request.hires {
         let by_picture = hires.upscale != Upscale::Latent;
         if by_picture {
@@ -127,11 +128,11 @@ pub fn plan(
         if by_picture || sees {
             phases.push(planner.autoencoder("encode the larger picture", parts, size, true)?);
         }
-        phases.push(planner.steps("draw over it", parts, request, &conditions, 1, size)?);
+        phases.extend(planner.steps("draw over it", parts, request, &conditions, 1, size)?);
     }
     if let (Some((refiner, request)), Some(conditions)) = (&refiner, &refined) {
         let pass = usize::from(request.hires.is_some());
-        phases.push(planner.steps("refine", refiner, request, conditions, pass, size)?);
+        phases.extend(planner.steps("refine", refiner, request, conditions, pass, size)?);
     }
     phases.push(planner.autoencoder("decode", parts, size, false)?);
     if request.upscale_repeats > 0 {
@@ -181,7 +182,7 @@ impl Planner<'_> {
         encoder::join(parts, request, steps, &texts, &encoded)
     }
 
-    /// The denoiser with its ControlNets.
+    /// The denoiser with its ControlNets, and before them what is computed once for all steps.
     fn steps(
         &self,
         what: &'static str,
@@ -190,23 +191,25 @@ impl Planner<'_> {
         conditions: &Conditions,
         pass: usize,
         [width, height]: [usize; 2],
-    ) -> Result<Phase> {
+    ) -> Result<Vec<Phase>> {
         let shape = parts.family.latent.shape(width, height);
         let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
         let (alone, layout) = layouts(parts, request, conditions, steps, shape)?;
-        let (mut networks, mut residuals) = (Vec::new(), Shapes::new());
-        for part in &parts.controls {
-            let (_, shapes) = alone.inputs(part, &conditions.all, &Shapes::new())?;
-            let graph = part.model.bound_for(&shapes.fixed, &shapes.open)?;
-            let outputs = graph.outputs.iter().map(|id| graph.value(*id));
-            residuals.extend(
-                outputs.filter_map(|value| Some((control::residual(&value.name), value.known_shape()?))),
-            );
-            networks.push(self.network(part, shapes)?);
+        let (mut phases, mut networks, mut residuals) = (Vec::new(), Vec::new(), Shapes::new());
+        let denoiser = (&parts.denoiser, layout);
+        for (part, layout) in parts.controls.iter().map(|part| (part, alone)).chain([denoiser]) {
+            let (roles, shapes) = layout.inputs(part, &conditions.all, &residuals)?;
+            let Pieces { early, main, shapes, outputs } = pieces(part, &roles, shapes)?;
+            if let Some(EarlyPiece { piece, shapes, .. }) = early {
+                let networks = vec![self.network(piece, shapes)?];
+                phases.push(Phase { what: "prepare the steps", networks });
+            }
+            let shapes_of = |(name, shape): (String, _)| Some((control::residual(&name), shape?));
+            residuals.extend(outputs.into_iter().filter_map(shapes_of));
+            networks.push(self.network(main, shapes)?);
         }
-        let (_, shapes) = layout.inputs(&parts.denoiser, &conditions.all, &residuals)?;
-        networks.push(self.network(&parts.denoiser, shapes)?);
-        Ok(Phase { what, networks })
+        phases.push(Phase { what, networks });
+        Ok(phases)
     }
 
     /// One half of the autoencoder.
@@ -242,16 +245,18 @@ impl Planner<'_> {
         Ok(Some(Phase { what: "enlarge", networks: vec![network] }))
     }
 
-    fn network(&self, part: &Part, shapes: InputShapes) -> Result<Planned> {
+    fn network<'p>(&self, piece: impl Into<Piece<'p>>, shapes: InputShapes) -> Result<Planned> {
+        let piece = piece.into();
+        let model = piece.model();
         let options = |device: Device| shapes.options((self.engines.options)(device));
         let planned = |provider: &Provider, options: &BuildOptions, why: String, session_compiles, memory| {
             Ok(Planned {
-                part: part.name.clone(),
+                part: piece.name().into(),
                 provider: provider.id().into(),
                 device: options.device.name.clone(),
                 precision: options.precision,
                 why,
-                has_engine: provider.has_engine(&part.model, options)?,
+                has_engine: provider.has_engine(model, options)?,
                 session_compiles,
                 memory,
                 tiles: None,
@@ -260,19 +265,19 @@ impl Planner<'_> {
         let found = match &self.engines.only {
             Some((provider, device)) => {
                 let options = options(device.clone());
-                let memory = memory::estimate(&part.model, &options);
+                let memory = memory::estimate(model, &options);
                 let compiles = provider.capabilities(device).map(|offered| offered.session_compiles);
                 memory
                     .and_then(|memory| planned(provider, &options, "as you asked".into(), compiles?, memory))
             }
-            None => self.registry.choose(&part.model, &self.engines.wishes, &options, self.host).try_each(
-                |found| {
+            None => {
+                self.registry.choose(model, &self.engines.wishes, &options, self.host).try_each(|found| {
                     let (why, compiles) = (found.why.to_string(), found.session_compiles);
                     planned(&found.provider, &found.options, why, compiles, found.memory.clone())
-                },
-            ),
+                })
+            }
         };
-        found.map_err(super::Error::of(&part.name))
+        found.map_err(super::Error::of(piece.name()))
     }
 }
 

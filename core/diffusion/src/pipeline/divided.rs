@@ -1,0 +1,169 @@
+//! Networks in two pieces: what depends on the prompt or the step alone, and the rest. The first piece runs once for each prompt or step,
+//! and its weights can leave the memory before the second is loaded.
+
+use super::{
+    Error, Result,
+    inputs::Role,
+    network::{InputShapes, Piece},
+    parts::Part,
+};
+use sdrun::{
+    Shapes,
+    abi::DType,
+    graph::{Cost, Division, Graph, ValueId},
+};
+use std::collections::BTreeSet;
+
+/// A network as it is loaded.
+pub(super) struct Pieces<'a> {
+    /// What is computed before the steps, if that pays.
+    pub(super) early: Option<EarlyPiece<'a>>,
+    /// The rest, or all.
+    pub(super) main: Piece<'a>,
+    pub(super) shapes: InputShapes,
+    /// Names and shapes of the outputs; no shape if it depends on the prompt.
+    pub(super) outputs: Vec<(String, Option<Vec<usize>>)>,
+}
+
+/// The piece that is computed before the steps.
+pub(super) struct EarlyPiece<'a> {
+    pub(super) piece: Piece<'a>,
+    pub(super) shapes: InputShapes,
+    /// Whether it depends on the timestep.
+    pub(super) by_step: bool,
+}
+
+/// How often an input changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pace {
+    Prompt,
+    Step,
+    Always,
+}
+
+fn pace(role: Role) -> Pace {
+    match role {
+        Role::Latents | Role::Residual => Pace::Always,
+        Role::Time => Pace::Step,
+        _ => Pace::Prompt,
+    }
+}
+
+/// The shares of weights or work above which dividing pays. Each piece takes a while to load, and passes its values through memory.
+const LEAST: (f64, f64) = (0.1, 0.02);
+
+/// What is computed for each prompt is kept for all steps. It pays if it has more weights than outputs, or takes many times as long to
+/// compute as to read (keys and values of attention to the prompt; the hint of a ControlNet).
+fn pays_by_prompt(cost: Cost) -> bool {
+    cost.weights >= cost.outputs || cost.work >= 64 * cost.outputs
+}
+
+/// What is computed for each step is kept for each, and takes as long as before. It pays if far more weights leave the memory (the layers
+/// that turn a timestep into scales and shifts).
+fn pays_by_step(cost: Cost) -> bool {
+    cost.weights >= 16 * cost.outputs
+}
+
+/// Divides the network of a part if that pays. An engine for several shapes stays whole, and so does a network whose pieces would exchange
+/// other values than floats.
+pub(super) fn pieces<'a>(
+    part: &'a Part,
+    roles: &[(String, Role)],
+    shapes: InputShapes,
+) -> Result<Pieces<'a>> {
+    let graph = part.model.bound_for(&shapes.fixed, &shapes.open).map_err(Error::of(&part.name))?;
+    let outputs = graph.outputs.iter().map(|id| graph.value(*id));
+    let outputs = outputs.map(|value| (value.name.clone(), value.known_shape())).collect();
+    let whole = |outputs| Pieces { early: None, main: part.into(), shapes: shapes.clone(), outputs };
+    if !shapes.open.is_empty() {
+        return Ok(whole(outputs));
+    }
+    let slow = |most: Pace| -> BTreeSet<ValueId> {
+        let named = |id: &ValueId| roles.iter().find(|(name, _)| *name == graph.value(*id).name);
+        let is_slow = |id: &ValueId| named(id).is_some_and(|(_, role)| pace(*role) <= most);
+        graph.inputs.iter().copied().filter(is_slow).collect()
+    };
+    let divide = |most, pays: fn(Cost) -> bool| graph.divide(&slow(most), pays).filter(exchanges_floats);
+    let (by_prompt, by_step) = (divide(Pace::Prompt, pays_by_prompt), divide(Pace::Step, pays_by_step));
+    let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+    let weights = |division: &Division| share(division.moved.weights, division.whole.weights);
+    let is_quick = |division: &Division| share(division.moved.work, division.whole.work) >= LEAST.1;
+    let by_prompt = by_prompt.filter(|division| weights(division) >= LEAST.0 || is_quick(division));
+    let by_step = by_step.filter(|division| weights(division) >= LEAST.0);
+    // What depends on the prompt alone is kept once.
+    let more =
+        |division: &Division| by_prompt.as_ref().is_none_or(|other| weights(division) > 2.0 * weights(other));
+    let (division, by_step) = match by_step.filter(more) {
+        Some(division) => (division, true),
+        None => match by_prompt {
+            Some(division) => (division, false),
+            None => return Ok(whole(outputs)),
+        },
+    };
+    let name = if by_step { "each step" } else { "each prompt" };
+    let early = EarlyPiece {
+        shapes: shapes_of(&division.early).into(),
+        piece: Piece::of(part, Some(name), division.early),
+        by_step,
+    };
+    let shapes = shapes_of(&division.late).into();
+    Ok(Pieces { early: Some(early), main: Piece::of(part, None, division.late), shapes, outputs })
+}
+
+fn exchanges_floats(division: &Division) -> bool {
+    let Graph { outputs, .. } = &division.early;
+    outputs.iter().all(|id| division.early.value(*id).dtype.is_some_and(DType::is_float))
+}
+
+/// Shapes of a graph's inputs, all of which are known.
+fn shapes_of(graph: &Graph) -> Shapes {
+    let values = graph.inputs.iter().map(|id| graph.value(*id));
+    values.filter_map(|value| Some((value.name.clone(), value.known_shape()?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::inputs::role;
+    use sdrun::{Paths, WeightFiles, abi::NoHost};
+
+    /// What percentage of its weights a model moves to the early piece, and whether that runs for each step.
+    fn moved(builtin: &str) -> Option<(u32, bool)> {
+        let paths = Paths { data: "/nowhere".into(), cache: "/nowhere".into() };
+        let part = Part::of_builtin("network", builtin, WeightFiles::default(), &paths, &NoHost).unwrap();
+        let names = part.model.inputs().into_iter().map(|(spec, _)| spec.name);
+        let roles: Vec<_> = names.map(|name| (name.clone(), role(&name).unwrap())).collect();
+        let pieces = pieces(&part, &roles, part.model.shapes(&Shapes::new()).into()).unwrap();
+        let early = pieces.early?;
+        let of = |model: &sdrun::Model| -> f64 {
+            model.graph().weights().map(|(_, w)| w.shape.iter().product::<usize>() as f64).sum()
+        };
+        let (moved, whole) = (of(early.piece.model()), of(&part.model));
+        assert!((moved + of(pieces.main.model())) / whole < 1.01, "{builtin} has weights twice");
+        Some(((100.0 * moved / whole).round() as u32, early.by_step))
+    }
+
+    #[test]
+    fn models_are_divided_where_it_pays() {
+        for (name, expected) in [
+            ("sd15/unet", None),
+            ("sd21/unet", None),
+            ("chroma", None),
+            // Keys and values of the prompt.
+            ("sdxl/unet", Some((13, false))),
+            ("sdxl/unet-inpainting", Some((13, false))),
+            ("pixart/sigma", Some((13, false))),
+            ("sana/1600m", Some((13, false))),
+            // With the hint.
+            ("sd15/controlnet", Some((3, false))),
+            ("sdxl/controlnet", Some((14, false))),
+            // Scales and shifts of the timestep.
+            ("sd3/medium", Some((33, true))),
+            ("sd35/medium", Some((31, true))),
+            ("flux/dev", Some((28, true))),
+            ("flux/schnell", Some((27, true))),
+        ] {
+            assert_eq!(moved(name), expected, "{name}");
+        }
+    }
+}
