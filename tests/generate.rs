@@ -603,6 +603,33 @@ fn edits_keep_their_promises() {
     assert!(far(&larger(1.0), &larger(0.0)) > Some(1));
 }
 
+/// Layers that only the timestep changes run before the steps, and their network leaves. It is loaded again if the sampler asks for other
+/// times than its levels.
+#[test]
+fn layers_of_the_timestep_run_before_the_steps() {
+    let lab = Lab::default();
+    for (family, sampler, expected) in
+        [("sd3", Sampler::Euler, 1), ("sd3", Sampler::Dpm2, 2), ("flux", Sampler::Heun, 1)]
+    {
+        let parts = parts_of(family);
+        let scale = if family == "flux" { 1.0 } else { 5.0 };
+        let request = Request { sampler: Some(sampler), scale: Some(scale), ..request() };
+        let request = request.resolve(&parts).unwrap();
+        let mut loaded = Vec::new();
+        let mut hear = |event: Event<'_>| match event {
+            Event::Loaded(network) => loaded.push(network.part.clone()),
+            Event::Step { .. } => loaded.push("a step".into()),
+            _ => {}
+        };
+        generate(&lab.registry, &parts, &request, &engines("ggml"), &NoHost, &mut hear).unwrap();
+        let of_step = |part: &&String| part.as_str() == "transformer (each step)";
+        assert_eq!(loaded.iter().filter(of_step).count(), expected, "{family}: {loaded:?}");
+        let place = |name: &str| loaded.iter().position(|part| part == name).unwrap();
+        let order = ["transformer (each step)", "transformer", "a step"].map(place);
+        assert!(order.is_sorted(), "{family}: {loaded:?}");
+    }
+}
+
 /// A plan names the networks that the request then loads, in the same order.
 #[test]
 fn plans_come_true() {

@@ -1,7 +1,7 @@
 //! Measures pictures of full-size models, for `cargo xtask bench generate`. The checkpoint has synthetic weights; times do not depend
 //! on them. Prints JSON.
 //!
-//! `generate_speed FOLDER sd15|sdxl|flux-schnell PROVIDER PRECISION STEPS`: FOLDER keeps the checkpoint. It draws a picture as the
+//! `generate_speed FOLDER sd15|sdxl|sd35|flux-schnell PROVIDER PRECISION STEPS`: FOLDER keeps the checkpoint. It draws a picture as the
 //! command line does, and for `sd15` one more with networks that stay loaded and a LoRA.
 
 use anyhow::{Context, Result, bail};
@@ -29,7 +29,7 @@ use std::{
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, family, provider, precision, steps] = &arguments[..] else {
-        bail!("usage: generate_speed FOLDER sd15|sdxl|flux-schnell PROVIDER PRECISION STEPS");
+        bail!("usage: generate_speed FOLDER sd15|sdxl|sd35|flux-schnell PROVIDER PRECISION STEPS");
     };
     let folder = Path::new(folder);
     fs::create_dir_all(folder)?;
@@ -37,6 +37,7 @@ fn main() -> Result<()> {
     let (networks, side) = match &**family {
         "sd15" => (checkpoints::SD15, 512),
         "sdxl" => (checkpoints::SDXL, 1024),
+        "sd35" => (checkpoints::SD35, 1024),
         "flux-schnell" => (checkpoints::FLUX_SCHNELL, 512),
         other => bail!("unknown family {other}"),
     };

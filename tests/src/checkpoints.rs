@@ -41,6 +41,14 @@ pub const SDXL: Networks<'static> = &[
     (Network::OpenClip, &["sdxl/text-encoder-2"], "conditioner.embedders.1.model."),
 ];
 
+/// Stable Diffusion 3.5 medium without T5, in ComfyUI's layout.
+pub const SD35: Networks<'static> = &[
+    (Network::Sd3, &["sd35/medium"], "model.diffusion_model."),
+    (Network::Vae, &["sd3/vae-decoder", "sd3/vae-encoder"], "first_stage_model."),
+    (Network::Clip, &["sd3/text-encoder"], "text_encoders.clip_l.transformer."),
+    (Network::Clip, &["sdxl/text-encoder-2"], "text_encoders.clip_g.transformer."),
+];
+
 /// FLUX.1 schnell with its text encoders, in ComfyUI's layout.
 pub const FLUX_SCHNELL: Networks<'static> = &[
     (Network::Flux, &["flux/schnell"], "model.diffusion_model."),

@@ -60,6 +60,9 @@ pub(super) fn generate(lab: &Lab<'_>) -> Outcome {
         of_one_step(&measured, &format!("SDXL, 1024x1024, guidance, ggml {precision}"), aim, &mut lines);
         raw.push(json!({ "family": "sdxl", "precision": precision, "measured": measured }));
     }
+    let measured = picture(lab, "sd35", "bf16", 1)?;
+    of_one_step(&measured, "SD 3.5 medium, 1024x1024, guidance, ggml bf16", AS_PLANNED, &mut lines);
+    raw.push(json!({ "family": "sd35", "precision": "bf16", "measured": measured }));
     for precision in ["q8_0", "q4_k"] {
         let measured = picture(lab, "flux-schnell", precision, 1)?;
         of_one_step(&measured, &format!("Flux schnell, 512x512, ggml {precision}"), AS_PLANNED, &mut lines);
