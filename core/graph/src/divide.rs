@@ -1,16 +1,16 @@
 //! A graph in two parts, by how often its inputs change.
 
-use crate::{Graph, Node, ValueId, eval, passes::is_random};
-use std::collections::{BTreeSet, HashMap};
+use crate::{Graph, Initializer, Node, ValueId, eval, passes::is_random};
+use std::collections::BTreeSet;
 
-/// A graph whose nodes depend partly on inputs that seldom change.
+/// How to divide a graph of which a part depends only on inputs that seldom change.
 #[derive(Clone, Debug)]
 pub struct Division {
-    /// Computes values from the slow inputs alone. It runs when one of them has changed.
-    pub early: Graph,
-    /// Computes the outputs. It takes the values of `early` as inputs, under their names, and runs each time.
-    pub late: Graph,
-    /// What only `early` has.
+    early: BTreeSet<usize>,
+    late: BTreeSet<usize>,
+    /// What the early part computes for the late one.
+    pub between: Vec<ValueId>,
+    /// What only the early part has.
     pub moved: Load,
     /// What the undivided graph has.
     pub whole: Load,
@@ -38,15 +38,15 @@ pub struct Cost {
 
 /// What a value depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Pace {
+enum DependsOn {
     Nothing,
     SlowInputs,
     OtherInputs,
 }
 
 impl Graph {
-    /// Divides the graph: `early` gets the nodes that depend on the inputs `slow` alone, if it `pays` to keep their outputs, and all that
-    /// these nodes need. Cheap nodes that both parts need are in both. `None` if no node pays.
+    /// How to divide the graph. The early part gets the nodes that depend on the inputs `slow` alone, if it `pays` to keep their outputs, and
+    /// all that these nodes need. Cheap nodes that both parts need are in both. `None` if no node pays.
     ///
     /// The shapes must be inferred. A node with inputs or outputs of unknown size never pays.
     #[must_use]
@@ -56,98 +56,92 @@ impl Graph {
             let captured = captures.get(&index).into_iter().flatten();
             self.nodes[index].inputs.iter().flatten().chain(captured).copied()
         };
-        let mut pace = vec![Pace::Nothing; self.values.len()];
+        let outputs = |index: usize| self.nodes[index].outputs.iter().flatten().copied();
+        let mut depends = vec![DependsOn::Nothing; self.values.len()];
         for id in &self.inputs {
-            pace[id.0 as usize] = if slow.contains(id) { Pace::SlowInputs } else { Pace::OtherInputs };
+            let is_slow = slow.contains(id);
+            depends[id.0 as usize] = if is_slow { DependsOn::SlowInputs } else { DependsOn::OtherInputs };
         }
         // Nodes that pay, and values that depend on them.
-        let (mut paying, mut dear) = (BTreeSet::new(), BTreeSet::new());
-        let mut whole = Load { weights: elements_of_weights(self).values().sum(), work: 0 };
-        let mut costs = HashMap::new();
+        let (mut paying, mut dear) = (Vec::new(), BTreeSet::new());
+        let mut work = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
-            let slowest = reads(index).map(|id| pace[id.0 as usize]).max().unwrap_or(Pace::Nothing);
-            let slowest = if is_random(node) { Pace::OtherInputs } else { slowest };
-            let cost = self.cost(node, &pace);
-            whole.work += cost.map_or(0, |cost| cost.work);
-            costs.extend(cost.map(|cost| (index, cost)));
-            let outputs = || node.outputs.iter().flatten().copied();
-            outputs().for_each(|id| pace[id.0 as usize] = slowest);
-            if slowest != Pace::SlowInputs {
+            let most = reads(index).map(|id| depends[id.0 as usize]).max().unwrap_or(DependsOn::Nothing);
+            let most = if is_random(node) { DependsOn::OtherInputs } else { most };
+            let cost = self.cost(node, &depends);
+            work.push(cost.map_or(0, |cost| cost.work));
+            outputs(index).for_each(|id| depends[id.0 as usize] = most);
+            if most != DependsOn::SlowInputs {
                 continue;
             }
             let pays = cost.is_some_and(&pays);
             if pays {
-                paying.insert(index);
+                paying.extend(outputs(index));
             }
             if pays || reads(index).any(|id| dear.contains(&id)) {
-                dear.extend(outputs());
+                dear.extend(outputs(index));
             }
         }
-        let (mut early, mut wanted) = (BTreeSet::new(), BTreeSet::new());
-        for (index, node) in self.nodes.iter().enumerate().rev() {
-            if paying.contains(&index) || node.outputs.iter().flatten().any(|id| wanted.contains(id)) {
-                early.insert(index);
-                wanted.extend(reads(index));
-            }
-        }
-        let (mut late, mut between) = (BTreeSet::new(), BTreeSet::new());
-        let mut wanted: BTreeSet<ValueId> = self.outputs.iter().copied().collect();
-        for (index, node) in self.nodes.iter().enumerate().rev() {
-            let found: Vec<ValueId> =
-                node.outputs.iter().flatten().filter(|id| wanted.contains(id)).copied().collect();
-            if found.is_empty() {
-                continue;
-            }
-            if early.contains(&index) && found.iter().any(|id| dear.contains(id)) {
-                between.extend(found);
-            } else {
-                late.insert(index);
-                wanted.extend(reads(index));
-            }
-        }
-        if between.is_empty() || self.outputs.iter().any(|id| between.contains(id)) {
+        let early = self.behind(paying, |_| true);
+        let is_kept = |index: usize| early.contains(&index) && outputs(index).any(|id| dear.contains(&id));
+        let late = self.behind(self.outputs.iter().copied(), |index| !is_kept(index));
+        let made: BTreeSet<ValueId> = early.difference(&late).flat_map(|index| outputs(*index)).collect();
+        let read: BTreeSet<ValueId> = late.iter().flat_map(|index| reads(*index)).collect();
+        let between: Vec<ValueId> = made.intersection(&read).copied().collect();
+        if between.is_empty() || self.outputs.iter().any(|id| made.contains(id)) {
             return None;
         }
-        let between: Vec<ValueId> = between.into_iter().collect();
-        let work = early.difference(&late).filter_map(|index| costs.get(index)).map(|cost| cost.work).sum();
-        let (early, late) = (self.part(&early, &between), self.part(&late, &self.outputs));
-        let stays = elements_of_weights(&late);
-        let leaves = elements_of_weights(&early).into_iter().filter(|(name, _)| !stays.contains_key(name));
-        let weights = leaves.map(|(_, elements)| elements).sum();
-        Some(Division { moved: Load { weights, work }, whole, early, late })
+        let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
+        let elements = |id: &ValueId| match self.initializers.get(id) {
+            Some(Initializer::Weight(weight)) => eval::count(&weight.shape),
+            _ => 0,
+        };
+        let leave: BTreeSet<ValueId> =
+            early.iter().flat_map(|index| reads(*index)).filter(|id| !read.contains(id)).collect();
+        let moved = Load {
+            weights: sum(&mut leave.iter().map(elements)),
+            work: sum(&mut early.difference(&late).map(|index| work[*index])),
+        };
+        let whole = Load {
+            weights: sum(&mut self.initializers.keys().map(elements)),
+            work: sum(&mut work.iter().copied()),
+        };
+        Some(Division { early, late, between, moved, whole })
     }
 
     /// What a node costs; `None` if a size is unknown.
-    fn cost(&self, node: &Node, pace: &[Pace]) -> Option<Cost> {
+    fn cost(&self, node: &Node, depends: &[DependsOn]) -> Option<Cost> {
         let shape = |id: ValueId| match self.initializers.get(&id) {
             Some(initializer) => Some(initializer.shape().to_vec()),
             None => self.value(id).known_shape(),
         };
-        let elements = |shape: &Vec<usize>| shape.iter().map(|dim| *dim as u64).product::<u64>();
-        let mut inputs = Vec::with_capacity(node.inputs.len());
-        let mut weights = 0;
+        let (mut inputs, mut weights) = (Vec::with_capacity(node.inputs.len()), 0u64);
         for id in &node.inputs {
-            inputs.push(match id {
-                Some(id) => Some(shape(*id)?),
-                None => None,
-            });
-            if let (Some(id), Some(Some(shape))) = (id, inputs.last())
-                && pace[id.0 as usize] == Pace::Nothing
-            {
-                weights += elements(shape);
+            let Some(id) = *id else {
+                inputs.push(None);
+                continue;
+            };
+            let shape = shape(id)?;
+            if depends[id.0 as usize] == DependsOn::Nothing {
+                weights = weights.saturating_add(eval::count(&shape));
             }
+            inputs.push(Some(shape));
         }
         let outputs = node.outputs.iter().flatten().map(|id| shape(*id)).collect::<Option<Vec<_>>>()?;
         let given = inputs.iter().map(Option::as_deref);
         let work = eval::work(node, given, outputs.iter().map(Vec::as_slice));
-        Some(Cost { weights, work, outputs: outputs.iter().map(elements).sum() })
+        let outputs = outputs.iter().map(|shape| eval::count(shape)).fold(0, u64::saturating_add);
+        Some(Cost { weights, work, outputs })
     }
 }
 
-/// The number of elements of each weight.
-fn elements_of_weights(graph: &Graph) -> HashMap<&str, u64> {
-    let elements = |shape: &[usize]| shape.iter().map(|dim| *dim as u64).product::<u64>();
-    graph.weights().map(|(name, weight)| (name, elements(&weight.shape))).collect()
+impl Division {
+    /// The two parts of `graph`, which is the one that was divided. The first computes [`between`](Division::between) from the slow inputs
+    /// alone, and runs when one of them has changed. The second takes these values as inputs, under their names, and computes the outputs.
+    #[must_use]
+    pub fn parts(&self, graph: &Graph) -> (Graph, Graph) {
+        (graph.part(&self.early, &self.between), graph.part(&self.late, &graph.outputs))
+    }
 }
 
 #[cfg(test)]
@@ -199,7 +193,7 @@ mod tests {
         let graph = inferred();
         let slow = BTreeSet::from([graph.find("time").unwrap()]);
         let found = graph.divide(&slow, |cost| cost.weights >= 8 * cost.outputs).unwrap();
-        let (early, late) = (&found.early, &found.late);
+        let (early, late) = &found.parts(&graph);
         assert_eq!(
             (names(early, &early.inputs), names(early, &early.outputs)),
             (vec!["time".into()], vec!["both".into()])

@@ -25,16 +25,25 @@ impl Graph {
 
     /// The nodes that `value` depends on, by their indices, in topological order.
     pub fn ancestors(&self, value: ValueId) -> Vec<usize> {
+        self.behind([value], |_| true).into_iter().collect()
+    }
+
+    /// The nodes that these values depend on, by their indices. The search leaves out nodes for which `enters` is false, and does not look
+    /// behind them.
+    pub(crate) fn behind(
+        &self,
+        values: impl IntoIterator<Item = ValueId>,
+        enters: impl Fn(usize) -> bool,
+    ) -> BTreeSet<usize> {
         let captures = self.captures();
-        let mut wanted = BTreeSet::from([value]);
-        let mut found = Vec::new();
+        let mut wanted: BTreeSet<ValueId> = values.into_iter().collect();
+        let mut found = BTreeSet::new();
         for (index, node) in self.nodes.iter().enumerate().rev() {
-            if node.outputs.iter().flatten().any(|id| wanted.contains(id)) {
-                found.push(index);
+            if node.outputs.iter().flatten().any(|id| wanted.contains(id)) && enters(index) {
+                found.insert(index);
                 wanted.extend(node.inputs.iter().flatten().chain(captures.get(&index).into_iter().flatten()));
             }
         }
-        found.reverse();
         found
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     Error, Result,
     denoiser::Course,
-    fed::{Fed, Prepared},
+    fed::{Fed, Fixed, Prepared, Run},
     inputs::{Layout, Role},
     network::Opener,
 };
@@ -33,7 +33,8 @@ impl Control {
 
 /// The ControlNets of a run before they are loaded.
 pub(super) struct PreparedControls<'a> {
-    all: Vec<(Prepared<'a>, &'a Control, Vec<f32>)>,
+    all: Vec<(Prepared<'a>, &'a Control)>,
+    /// Outputs of a ControlNet, and their shapes.
     outputs: Vec<(String, Vec<usize>)>,
 }
 
@@ -45,27 +46,32 @@ pub(super) struct Controls<'a> {
 }
 
 impl<'a> PreparedControls<'a> {
-    /// Computes what can be computed before the runs in `upcoming`.
+    /// Computes what the runs in `upcoming` share.
     pub(super) fn new(
         open: &'a Opener<'a>,
         course: Course<'a>,
         layout: Layout,
-        upcoming: &[(Vec<usize>, f64)],
+        upcoming: &[Run],
     ) -> Result<Self> {
         let (mut all, mut outputs) = (Vec::new(), Vec::new());
         for (part, control) in course.parts.controls.iter().zip(&course.request.controls) {
             let [_, height, width] = layout.latents.map(|cells| (cells * layout.factor) as u32);
             let hint = Fit::Stretch.picture(&control.hint, width, height)?;
             let hint: Vec<f32> = planes(&hint).map(|byte| f32::from(byte) / 255.0).collect();
-            let (conditions, none) = (&course.conditions.all, Shapes::new());
+            let fixed: Fixed<'_> = Box::new(move |role: Role, size: usize| match role {
+                Role::Hint => Some(hint.repeat(size / hint.len().max(1))),
+                Role::Strength => Some(vec![control.strength as f32; size]),
+                _ => None,
+            });
+            let all_conditions = &course.conditions.all;
             let prepared =
-                Prepared::new(open, part, layout, conditions, &none, &fixed(control, &hint), upcoming)?;
+                Prepared::new(open, part, layout, all_conditions, &Shapes::new(), fixed, upcoming)?;
             let shapes = prepared.outputs.iter().map(|(name, shape)| Some((name.clone(), shape.clone()?)));
             outputs = shapes.collect::<Option<_>>().ok_or_else(|| {
                 let message = "its outputs have no fixed shapes";
                 Error::of(&part.name)(abi::Error::unsupported(message).into())
             })?;
-            all.push((prepared, control, hint));
+            all.push((prepared, control));
         }
         Ok(PreparedControls { all, outputs })
     }
@@ -77,19 +83,8 @@ impl<'a> PreparedControls<'a> {
 
     /// Loads them.
     pub(super) fn load(self) -> Result<Controls<'a>> {
-        let load = |(prepared, control, hint): (Prepared<'a>, &'a Control, Vec<f32>)| {
-            Ok((prepared.load(&fixed(control, &hint))?, control))
-        };
-        Ok(Controls { all: self.all.into_iter().map(load).collect::<Result<_>>()?, outputs: self.outputs })
-    }
-}
-
-/// Inputs of a ControlNet that stay the same.
-fn fixed(control: &Control, hint: &[f32]) -> impl Fn(Role, usize) -> Option<Vec<f32>> {
-    move |role, size| match role {
-        Role::Hint => Some(hint.repeat(size / hint.len().max(1))),
-        Role::Strength => Some(vec![control.strength as f32; size]),
-        _ => None,
+        let all = self.all.into_iter().map(|(prepared, control)| Ok((prepared.load()?, control)));
+        Ok(Controls { all: all.collect::<Result<_>>()?, outputs: self.outputs })
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     Error, Resolved, Result,
     control::{Controls, PreparedControls},
     encoder::{Conditions, Step},
-    fed::{Fed, Prepared},
+    fed::{Fed, Fixed, Prepared, Run},
     inputs::{Layout, Role},
     network::Opener,
     parts::Parts,
@@ -53,15 +53,14 @@ impl Course<'_> {
     }
 
     /// Conditions and times of the network's runs, `batch` conditions in each, as far as the sampler keeps to its levels.
-    fn upcoming(&self, guidance: &Guidance, batch: usize) -> Vec<(Vec<usize>, f64)> {
+    fn upcoming(&self, guidance: &Guidance, batch: usize) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
-        let (_, levels) = self.sigmas.split_last().unwrap_or((&0.0, &[]));
+        let levels = &self.sigmas[..self.sigmas.len().saturating_sub(1)];
         for (index, sigma) in levels.iter().enumerate() {
-            let Ok(step) = self.step(guidance, index) else { continue };
-            let rows = step.rows();
+            let rows = self.step(guidance, index)?.rows();
             runs.extend(rows.chunks(batch).map(|rows| (rows.to_vec(), self.time(*sigma))));
         }
-        runs
+        Ok(runs)
     }
 }
 
@@ -92,19 +91,19 @@ impl<'a> Guided<'a> {
         let batch = layout.batch;
         let scale = request.guidance.scale * request.sampler.guidance_factor();
         let guidance = Guidance { scale, ..request.guidance };
-        let upcoming = course.upcoming(&guidance, batch);
+        let upcoming = course.upcoming(&guidance, batch)?;
         let controls = PreparedControls::new(open, course, alone, &upcoming)?;
-        let scale = request.distilled_guidance.unwrap_or(1.0);
+        let distilled = request.distilled_guidance.unwrap_or(1.0);
         let grids = reference::grids(&request.references, parts);
-        let fixed = |role: Role, size: usize| match role {
+        let fixed: Fixed<'_> = Box::new(move |role: Role, size: usize| match role {
             Role::ImageIds => Some(layout.image_ids(&grids)),
-            Role::Guidance => Some(vec![scale as f32; size]),
-            Role::GuidanceEmbedding => Some(guidance_embedding(scale, size / batch).repeat(batch)),
+            Role::Guidance => Some(vec![distilled as f32; size]),
+            Role::GuidanceEmbedding => Some(guidance_embedding(distilled, size / batch).repeat(batch)),
             _ => None,
-        };
+        });
         let (all, residuals) = (&conditions.all, controls.residuals());
-        let network = Prepared::new(open, &parts.denoiser, layout, all, &residuals, &fixed, &upcoming)?;
-        let (controls, network) = (controls.load()?, network.load(&fixed)?);
+        let network = Prepared::new(open, &parts.denoiser, layout, all, &residuals, fixed, &upcoming)?;
+        let (controls, network) = (controls.load()?, network.load()?);
         let output = network.network.outputs().first().cloned().unwrap_or_default();
         Ok(Guided {
             network,

@@ -49,19 +49,20 @@ fn pace(role: Role) -> Pace {
     }
 }
 
-/// The shares of weights or work above which dividing pays. Each piece takes a while to load, and passes its values through memory.
-const LEAST: (f64, f64) = (0.1, 0.02);
+/// The shares of weights and of work from which on dividing pays. Each piece takes a while to load, and passes its values through memory.
+const LEAST_WEIGHTS: f64 = 0.1;
+const LEAST_WORK: f64 = 0.02;
 
 /// What is computed for each prompt is kept for all steps. It pays if it has more weights than outputs, or takes many times as long to
 /// compute as to read (keys and values of attention to the prompt; the hint of a ControlNet).
 fn pays_by_prompt(cost: Cost) -> bool {
-    cost.weights >= cost.outputs || cost.work >= 64 * cost.outputs
+    cost.weights >= cost.outputs || cost.work >= cost.outputs.saturating_mul(64)
 }
 
 /// What is computed for each step is kept for each, and takes as long as before. It pays if far more weights leave the memory (the layers
 /// that turn a timestep into scales and shifts).
 fn pays_by_step(cost: Cost) -> bool {
-    cost.weights >= 16 * cost.outputs
+    cost.weights >= cost.outputs.saturating_mul(16)
 }
 
 /// Divides the network of a part if that pays. An engine for several shapes stays whole, and so does a network whose pieces would exchange
@@ -74,48 +75,41 @@ pub(super) fn pieces<'a>(
     let graph = part.model.bound_for(&shapes.fixed, &shapes.open).map_err(Error::of(&part.name))?;
     let outputs = graph.outputs.iter().map(|id| graph.value(*id));
     let outputs = outputs.map(|value| (value.name.clone(), value.known_shape())).collect();
-    let whole = |outputs| Pieces { early: None, main: part.into(), shapes: shapes.clone(), outputs };
-    if !shapes.open.is_empty() {
-        return Ok(whole(outputs));
-    }
+    let Some((division, by_step)) = shapes.open.is_empty().then(|| best(&graph, roles)).flatten() else {
+        return Ok(Pieces { early: None, main: part.into(), shapes, outputs });
+    };
+    let (early, late) = division.parts(&graph);
+    let shapes = shapes_of(&late).into();
+    let name = if by_step { "each step" } else { "each prompt" };
+    let early =
+        EarlyPiece { shapes: shapes_of(&early).into(), piece: Piece::of(part, Some(name), early), by_step };
+    Ok(Pieces { early: Some(early), main: Piece::of(part, None, late), shapes, outputs })
+}
+
+/// The division that pays best, and whether its early part depends on the timestep.
+fn best(graph: &Graph, roles: &[(String, Role)]) -> Option<(Division, bool)> {
     let slow = |most: Pace| -> BTreeSet<ValueId> {
         let named = |id: &ValueId| roles.iter().find(|(name, _)| *name == graph.value(*id).name);
         let is_slow = |id: &ValueId| named(id).is_some_and(|(_, role)| pace(*role) <= most);
         graph.inputs.iter().copied().filter(is_slow).collect()
     };
-    let divide = |most, pays: fn(Cost) -> bool| graph.divide(&slow(most), pays).filter(exchanges_floats);
-    let (by_prompt, by_step) = (divide(Pace::Prompt, pays_by_prompt), divide(Pace::Step, pays_by_step));
+    let is_float = |id: &ValueId| graph.value(*id).dtype.is_some_and(DType::is_float);
+    let divide = |most, pays: fn(Cost) -> bool| {
+        graph.divide(&slow(most), pays).filter(|division| division.between.iter().all(is_float))
+    };
     let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
     let weights = |division: &Division| share(division.moved.weights, division.whole.weights);
-    let is_quick = |division: &Division| share(division.moved.work, division.whole.work) >= LEAST.1;
-    let by_prompt = by_prompt.filter(|division| weights(division) >= LEAST.0 || is_quick(division));
-    let by_step = by_step.filter(|division| weights(division) >= LEAST.0);
-    // What depends on the prompt alone is kept once.
-    let more =
-        |division: &Division| by_prompt.as_ref().is_none_or(|other| weights(division) > 2.0 * weights(other));
-    let (division, by_step) = match by_step.filter(more) {
-        Some(division) => (division, true),
-        None => match by_prompt {
-            Some(division) => (division, false),
-            None => return Ok(whole(outputs)),
-        },
-    };
-    let name = if by_step { "each step" } else { "each prompt" };
-    let early = EarlyPiece {
-        shapes: shapes_of(&division.early).into(),
-        piece: Piece::of(part, Some(name), division.early),
-        by_step,
-    };
-    let shapes = shapes_of(&division.late).into();
-    Ok(Pieces { early: Some(early), main: Piece::of(part, None, division.late), shapes, outputs })
+    let work = |division: &Division| share(division.moved.work, division.whole.work);
+    let by_prompt = divide(Pace::Prompt, pays_by_prompt)
+        .filter(|division| weights(division) >= LEAST_WEIGHTS || work(division) >= LEAST_WORK);
+    // Values for each step take more memory than values for each prompt, so they must free far more.
+    let enough = by_prompt.as_ref().map_or(0.0, |division| 2.0 * weights(division));
+    let by_step = divide(Pace::Step, pays_by_step)
+        .filter(|division| weights(division) >= LEAST_WEIGHTS && weights(division) > enough);
+    by_step.map(|division| (division, true)).or(by_prompt.map(|division| (division, false)))
 }
 
-fn exchanges_floats(division: &Division) -> bool {
-    let Graph { outputs, .. } = &division.early;
-    outputs.iter().all(|id| division.early.value(*id).dtype.is_some_and(DType::is_float))
-}
-
-/// Shapes of a graph's inputs, all of which are known.
+/// The shapes of a graph's inputs. They must be known.
 fn shapes_of(graph: &Graph) -> Shapes {
     let values = graph.inputs.iter().map(|id| graph.value(*id));
     values.filter_map(|value| Some((value.name.clone(), value.known_shape()?))).collect()

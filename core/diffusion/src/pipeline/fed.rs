@@ -11,13 +11,17 @@ use crate::text::condition::Condition;
 use sdrun::{Shapes, Tensors, abi::DType};
 
 /// Values of inputs that stay the same, by role and size of the input.
-pub(super) type Fixed<'f> = &'f dyn Fn(Role, usize) -> Option<Vec<f32>>;
+pub(super) type Fixed<'f> = Box<dyn Fn(Role, usize) -> Option<Vec<f32>> + 'f>;
 
-/// Such a network before it is loaded. What can be computed before the steps is.
+/// A run to come: its conditions, as indices, and its time.
+pub(super) type Run = (Vec<usize>, f64);
+
+/// Such a network, about to be loaded. What its runs share is already computed.
 pub(super) struct Prepared<'a> {
     open: &'a Opener<'a>,
     layout: Layout,
     roles: Vec<(String, Role)>,
+    fixed: Fixed<'a>,
     early: Option<Early<'a>>,
     main: Piece<'a>,
     shapes: InputShapes,
@@ -62,31 +66,31 @@ type Moment = (Vec<usize>, Option<u64>);
 const MOST: usize = 512 << 20;
 
 impl<'a> Prepared<'a> {
-    /// Computes what can be computed before the runs in `upcoming`, which are conditions `rows` of `all` and times. `residuals` has the
-    /// shapes of inputs that a ControlNet fills.
+    /// Computes what the runs in `upcoming` share. Their conditions are indices into `all`. `residuals` has the shapes of inputs that a
+    /// ControlNet fills.
     pub(super) fn new(
         open: &'a Opener<'a>,
         part: &'a Part,
         layout: Layout,
         all: &[Condition],
         residuals: &Shapes,
-        fixed: Fixed<'_>,
-        upcoming: &[(Vec<usize>, f64)],
+        fixed: Fixed<'a>,
+        upcoming: &[Run],
     ) -> Result<Self> {
         let (roles, shapes) = layout.inputs(part, all, residuals)?;
         let Pieces { early, main, shapes, outputs } = pieces(part, &roles, shapes)?;
         let early = match early {
-            Some(piece) => Some(Early::new(open, piece, (layout, &roles), all, fixed, upcoming)?),
+            Some(piece) => Some(Early::new(open, piece, (layout, &roles), all, &fixed, upcoming)?),
             None => None,
         };
-        Ok(Prepared { open, layout, roles, early, main, shapes, outputs })
+        Ok(Prepared { open, layout, roles, fixed, early, main, shapes, outputs })
     }
 
     /// Loads it.
-    pub(super) fn load(self, fixed: Fixed<'_>) -> Result<Fed<'a>> {
-        let Prepared { open, layout, roles, early, main, shapes, .. } = self;
+    pub(super) fn load(self) -> Result<Fed<'a>> {
+        let Prepared { open, layout, roles, fixed, early, main, shapes, .. } = self;
         let network = open.network(main, shapes)?;
-        let inputs = Inputs::new(&network, layout, &roles, fixed)?;
+        let inputs = Inputs::new(&network, layout, &roles, &fixed)?;
         Ok(Fed { network, inputs, early })
     }
 }
@@ -124,7 +128,7 @@ impl Inputs {
         network: &Network<'_>,
         layout: Layout,
         roles: &[(String, Role)],
-        fixed: Fixed<'_>,
+        fixed: &Fixed<'_>,
     ) -> Result<Self> {
         let roles: Vec<_> = roles.iter().filter(|(name, _)| network.takes(name)).cloned().collect();
         let mut tensors = Tensors::new();
@@ -187,8 +191,8 @@ impl<'a> Early<'a> {
         piece: EarlyPiece<'a>,
         (layout, roles): (Layout, &[(String, Role)]),
         all: &[Condition],
-        fixed: Fixed<'_>,
-        upcoming: &[(Vec<usize>, f64)],
+        fixed: &Fixed<'_>,
+        upcoming: &[Run],
     ) -> Result<Self> {
         let graph = piece.piece.model().graph();
         let output = |id| {

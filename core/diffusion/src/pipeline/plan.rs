@@ -182,7 +182,7 @@ impl Planner<'_> {
         encoder::join(parts, request, steps, &texts, &encoded)
     }
 
-    /// The denoiser with its ControlNets, and before them what is computed once for all steps.
+    /// What runs once before the steps, then the denoiser with its ControlNets.
     fn steps(
         &self,
         what: &'static str,

@@ -61,7 +61,8 @@ pub(crate) fn work<'a>(
     steps.saturating_add(moved).saturating_add(made)
 }
 
-fn count(shape: &[usize]) -> u64 {
+/// Elements of a tensor of this shape.
+pub(crate) fn count(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |n, d| n.saturating_mul(*d as u64))
 }
 
