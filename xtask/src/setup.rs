@@ -168,11 +168,15 @@ pub(crate) fn webgpu(workspace: &Workspace, dist: &Dist) -> Result<Vec<(&'static
     ])
 }
 
-/// The environment variable for ONNX Runtime's extension for OpenVINO, which needs no device but the CPU.
+/// The environment variable for ONNX Runtime's extension for OpenVINO, which needs no device but one of Intel's CPUs.
 pub(crate) fn openvino(workspace: &Workspace, dist: &Dist) -> Result<Vec<(&'static str, PathBuf)>> {
     step("ONNX Runtime's extension for OpenVINO");
     if !cfg!(target_arch = "x86_64") {
         bail!("the package is for x86-64");
+    }
+    // 1.8.1 looks at the vendor, although OpenVINO itself runs on AMD's processors.
+    if fs::read_to_string("/proc/cpuinfo").is_ok_and(|processors| !processors.contains("GenuineIntel")) {
+        bail!("the extension lists no device on this processor, only on Intel's");
     }
     Ok(vec![("SDRUN_ONNXRUNTIME_OPENVINO_DIR", extension(workspace, dist, "onnxruntime-openvino")?)])
 }

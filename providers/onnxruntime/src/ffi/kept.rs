@@ -72,6 +72,7 @@ struct Binding(NonNull<sys::OrtIoBinding>);
 
 impl Drop for Binding {
     fn drop(&mut self) {
+        let _alone = alone();
         // SAFETY: released once, by the owner.
         unsafe { (ort::api().ReleaseIoBinding)(self.0.as_ptr()) }
     }
@@ -90,28 +91,33 @@ impl OrtSession {
     ) -> Result<Vec<Kept>> {
         let there = device.memory().ok_or_else(|| Error::unsupported("cannot keep tensors on its device"))?;
         let (here, api) = (CpuMemory::new()?, ort::api());
+        let stays = |at: usize| keep.get(at).copied().unwrap_or(false);
         // Values from the host live until the end of the run.
         let mut given = Vec::new();
         let mut binding = ptr::null_mut();
         // SAFETY: the session is alive; the out pointer is valid.
         check(unsafe { (api.CreateIoBinding)(self.as_ptr(), &mut binding) }, "prepare a run")?;
         let binding = Binding(handle(binding)?);
-        for (input, name) in inputs.iter().zip(self.input_names().iter().copied()) {
-            let value = match input {
-                Input::Host(view) => {
-                    given.push(Tensor::reading(view.dtype, view.shape, view.data)?);
-                    given.last().map_or(ptr::null_mut(), Tensor::as_ptr)
-                }
-                Input::Device(tensor) => Kept::on(*tensor, device)?.as_ptr(),
-            };
-            // SAFETY: binding, name and value are alive; the binding holds a reference to the value.
-            check(unsafe { (api.BindInput)(binding.0.as_ptr(), name, value) }, "take an input")?;
-        }
-        let stays = |at: usize| keep.get(at).copied().unwrap_or(false);
-        for (at, name) in self.output_names().iter().copied().enumerate() {
-            let place = if stays(at) { there } else { here.as_ptr() };
-            // SAFETY: binding, name and description of the memory are alive.
-            check(unsafe { (api.BindOutputToDevice)(binding.0.as_ptr(), name, place) }, "place an output")?;
+        {
+            // Inputs from the host are copied to the device here.
+            let _alone = alone();
+            for (input, name) in inputs.iter().zip(self.input_names().iter().copied()) {
+                let value = match input {
+                    Input::Host(view) => {
+                        given.push(Tensor::reading(view.dtype, view.shape, view.data)?);
+                        given.last().map_or(ptr::null_mut(), Tensor::as_ptr)
+                    }
+                    Input::Device(tensor) => Kept::on(*tensor, device)?.as_ptr(),
+                };
+                // SAFETY: binding, name and value are alive; the binding holds a reference to the value.
+                check(unsafe { (api.BindInput)(binding.0.as_ptr(), name, value) }, "take an input")?;
+            }
+            for (at, name) in self.output_names().iter().copied().enumerate() {
+                let place = if stays(at) { there } else { here.as_ptr() };
+                // SAFETY: binding, name and description of the memory are alive.
+                let status = unsafe { (api.BindOutputToDevice)(binding.0.as_ptr(), name, place) };
+                check(status, "place an output")?;
+            }
         }
         let values = self.bound(&binding, host)?;
         let (mut kept, mut brought) = (Vec::new(), Vec::new());
