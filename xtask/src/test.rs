@@ -190,6 +190,8 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         tally.stage(&format!("ONNX node tests: {}", manifest.provider.id));
         tally.count(&mut nodes(&manifest.provider.id)?)?;
     }
+    tally.stage("ONNX node tests with baked engines: openvino");
+    tally.count(nodes("openvino")?.arg("--baked"))?;
     tally.check("Python package", || {
         let wheel = wheel::pack(workspace, &dist)?;
         wheel::try_out(workspace, &wheel, &dist.program("sdrun"))

@@ -79,7 +79,7 @@ pub(crate) fn get() -> Result<&'static Runtime> {
 impl Runtime {
     /// Compiles a model. Sets the precision and the performance hint explicitly instead of relying on the library's
     /// defaults. `cached` is the size of the weights in bytes; the model may then be loaded from the cache, and is
-    /// stored there. `None` bypasses the cache.
+    /// stored there. `None` bypasses the cache, and so does the CPU.
     pub(crate) fn compile(
         &self,
         model: &Model,
@@ -89,7 +89,8 @@ impl Runtime {
     ) -> Result<CompiledModel> {
         let _inherited = self.device_properties.read().unwrap_or_else(PoisonError::into_inner);
         let mut properties = properties(spec, target);
-        let cache = self.cache.as_ref().filter(|_| cached.is_some_and(cache::is_worthwhile));
+        let worthwhile = |bytes| cache::is_worthwhile(&target.openvino_name, bytes);
+        let cache = self.cache.as_ref().filter(|_| cached.is_some_and(worthwhile));
         let cache = cache.and_then(Cache::enter);
         if let Some(dir) = cache.as_ref().and_then(|cache| cache.dir()) {
             properties.0.push(("CACHE_DIR", dir.to_string()));

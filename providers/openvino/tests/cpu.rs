@@ -399,6 +399,56 @@ fn slopes_belong_to_the_last_dimension() {
     assert_eq!(y, [-2.0, -1.0, 8.0, -2.0]);
 }
 
+/// OpenVINO itself fuses this, and the imported node reads cosines and sines behind the rows. The ONNX node tests with
+/// baked engines cover the operator RotaryEmbedding.
+#[test]
+fn rotary_embeddings_survive_an_import() {
+    let (tokens, half) = (3, 8);
+    let model = Model::default()
+        .input("x", DType::F32, &[1, 2, tokens, 2 * half])
+        .input("cos", DType::F32, &[1, 1, tokens, half])
+        .input("sin", DType::F32, &[1, 1, tokens, half])
+        .output("y", DType::F32, &[1, 2, tokens, 2 * half])
+        .constant("halves", DType::I64, &[2], [half, half].map(i64::to_le_bytes).concat())
+        .node_with("Split", &["x", "halves"], &["a", "b"], &[("axis", -1)])
+        .node("Mul", &["a", "cos"], &["a_cos"])
+        .node("Mul", &["b", "sin"], &["b_sin"])
+        .node("Mul", &["b", "cos"], &["b_cos"])
+        .node("Mul", &["a", "sin"], &["a_sin"])
+        .node("Sub", &["a_cos", "b_sin"], &["first"])
+        .node("Add", &["b_cos", "a_sin"], &["second"])
+        .node_with("Concat", &["first", "second"], &["y"], &[("axis", -1)]);
+    // The host infers types and shapes.
+    let mut graph = Graph::from_bytes(model.bytes().into(), "rotary", ExternalBase::Stripped).unwrap();
+    infer_shapes(&mut graph).unwrap();
+    let model = graph.to_onnx_stripped().unwrap();
+    let (tokens, half) = (tokens as usize, half as usize);
+    let x = noise(1, 2 * tokens * 2 * half);
+    let (cos, sin) = (noise(2, tokens * half), noise(3, tokens * half));
+    let baked = BuildSpec { bake: true, ..fp32() };
+    let payload = engine(provider(), &model, &baked, &Source::default()).unwrap().serialize().unwrap();
+    let loaded = provider().load(&payload, &baked, &NoHost).unwrap();
+    let mut session = loaded.session(&Source::default(), &NoHost).unwrap();
+    let (shapes, data) =
+        ([[1, 2, tokens, 2 * half], [1, 1, tokens, half]], [&x, &cos, &sin].map(|x| bytes(x)));
+    let inputs: Vec<TensorView<'_>> = data
+        .iter()
+        .zip([&shapes[0], &shapes[1], &shapes[1]])
+        .map(|(data, shape)| TensorView { dtype: DType::F32, shape, data })
+        .collect();
+    let mut sink = VecSink::default();
+    session.run(&inputs, &mut sink, &NoHost).unwrap();
+    let y = floats(sink.get(0).unwrap().data);
+    let expected = |i: usize| {
+        let (row, at) = (i / (2 * half), i % (2 * half));
+        let angle = row % tokens * half + at % half;
+        let (a, b) = (row * 2 * half + at % half, row * 2 * half + at % half + half);
+        let [a, b, cos, sin] = [x[a], x[b], cos[angle], sin[angle]].map(f64::from);
+        if at < half { a * cos - b * sin } else { b * cos + a * sin }
+    };
+    assert!(error_of(&y, &(0..x.len()).map(expected).collect::<Vec<f64>>()) < 2e-6);
+}
+
 /// OpenVINO itself applies the strides of a convolution with a kernel of one element before its padding.
 #[test]
 fn strides_come_after_padding() {

@@ -35,6 +35,9 @@ struct Arguments {
     /// Run the node tests on this device [default: the provider's first]. Its snapshot is called PROVIDER-BACKEND.
     #[arg(long, requires = "nodes")]
     device: Option<String>,
+    /// Run the node tests with engines that contain their weights, saved to a file and loaded again.
+    #[arg(long, requires = "nodes", conflicts_with = "bless")]
+    baked: bool,
     /// Run only tests whose names contain this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -112,7 +115,7 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
         provider_paths: vec![plugin.to_path_buf()],
         ..Discovery::default()
     })?;
-    let target = nodes::Target { registry: &registry, id, device };
+    let target = nodes::Target { registry: &registry, id, device, baked: arguments.baked };
     if let Some(why) = nodes::absent(target)? {
         println!("test ONNX node tests on {recorded} ... ignored, {why}");
         close(0, 0, &[], started);

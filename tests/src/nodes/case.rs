@@ -37,7 +37,7 @@ pub fn find(dir: &Path) -> io::Result<Vec<Case>> {
 
 impl Case {
     /// Builds and runs every data set on a provider and compares the outputs.
-    pub(super) fn run(&self, provider: &Provider, device: &Device) -> Result<(), Failure> {
+    pub(super) fn run(&self, provider: &Provider, device: &Device, baked: bool) -> Result<(), Failure> {
         let path = self.dir.join("model.onnx");
         let broken = |detail: String| Failure::new(Stage::Test, "broken", detail);
         let bytes = fs::read(&path).map_err(|e| broken(format!("cannot read model.onnx: {e}")))?;
@@ -57,6 +57,9 @@ impl Case {
         };
         let (inputs, outputs) = (names(&graph.input), names(&graph.output));
         let model = Model::open(&path).map_err(|e| self.failure(Stage::Open, &e))?;
+        let mut options = BuildOptions::new(device.clone());
+        options.cache = CachePolicy::Off;
+        options.threads = Some(1);
         for number in 0.. {
             let data = self.dir.join(format!("test_data_set_{number}"));
             if !data.is_dir() {
@@ -64,7 +67,8 @@ impl Case {
             }
             let given = tensors(&data, "input", &inputs)?;
             let expected = tensors(&data, "output", &outputs)?;
-            self.run_set(provider, device, &model, &given, &expected)?;
+            options.shapes = given.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
+            self.run_set(provider, &options, baked, &model, &given, &expected)?;
         }
         Ok(())
     }
@@ -72,17 +76,23 @@ impl Case {
     fn run_set(
         &self,
         provider: &Provider,
-        device: &Device,
+        options: &BuildOptions,
+        baked: bool,
         model: &Model,
         given: &Tensors,
         expected: &Tensors,
     ) -> Result<(), Failure> {
-        let mut options = BuildOptions::new(device.clone());
-        options.cache = CachePolicy::Off;
-        options.threads = Some(1);
-        options.shapes = given.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
         let at = |stage: Stage| move |e: sdrun::Error| self.failure(stage, &e);
-        let engine = provider.build(model, &options, &NoHost).map_err(at(Stage::Build))?;
+        let mut engine = provider.build(model, options, &NoHost).map_err(at(Stage::Build))?;
+        if baked {
+            engine = engine.bake(&model.weights(), &NoHost).map_err(at(Stage::Session))?;
+            let folder = tempfile::tempdir().map_err(|e| Failure::new(Stage::Test, "io", e.to_string()))?;
+            let file = folder.path().join("baked.engine");
+            engine.save(&file).map_err(at(Stage::Session))?;
+            engine = provider
+                .load(&file, &options.device, options.threads, &NoHost)
+                .map_err(at(Stage::Session))?;
+        }
         let session = engine.session(&model.weights(), &NoHost).map_err(at(Stage::Session))?;
         // Some tests expect NaN or infinity.
         let mut session = session.allow_non_finite();

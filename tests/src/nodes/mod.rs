@@ -109,6 +109,8 @@ pub struct Target<'a> {
     pub id: &'a str,
     /// One of its devices; `None` is the first.
     pub device: Option<&'a str>,
+    /// Whether engines contain their weights, and are saved and loaded again before they run.
+    pub baked: bool,
 }
 
 /// Runs `cases`, `jobs` at a time. Each job has its own worker.
@@ -136,7 +138,7 @@ fn run_one(target: Target<'_>, case: &Case, opened: &mut Option<(Provider, Devic
         Some(opened) => opened,
         None => opened.insert(open(target).map_err(|e| Failure::of(Stage::Test, &e))?),
     };
-    let failure = match case.run(provider, device) {
+    let failure = match case.run(provider, device, target.baked) {
         Ok(()) => return Ok(()),
         Err(failure) => failure,
     };
@@ -154,7 +156,7 @@ pub fn absent(target: Target<'_>) -> sdrun::Result<Option<String>> {
     Ok(open(target)?.1.absent)
 }
 
-fn open(Target { registry, id, device }: Target<'_>) -> sdrun::Result<(Provider, Device)> {
+fn open(Target { registry, id, device, .. }: Target<'_>) -> sdrun::Result<(Provider, Device)> {
     let limits = Limits {
         init: Some(LIMIT),
         build: Some(LIMIT),

@@ -67,10 +67,10 @@ impl Engine {
     /// ([`Capabilities::bake`](sdrun_abi::Capabilities::bake)).
     pub fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Engine> {
         let started = Instant::now();
-        let specs = &self.inner.info().weights;
-        if specs.is_empty() {
+        if self.manifest.baked.is_some() {
             return Err(has_its_weights());
         }
+        let specs = &self.inner.info().weights;
         let cast = Cast::new(weights, specs);
         check_complete(specs, &cast)?;
         let baked = Some(fingerprint(specs, &cast)?);

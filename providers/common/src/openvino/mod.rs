@@ -5,6 +5,7 @@
 mod abs;
 mod masks;
 mod refused;
+mod rotary;
 mod slopes;
 mod strides;
 
@@ -21,5 +22,6 @@ pub fn avoid_faults(graph: &mut Graph) -> Result<()> {
     abs::keep_absolute_values(graph);
     strides::pad_before_strides(graph).map_err(graph_error)?;
     slopes::align_slopes(graph).map_err(graph_error)?;
-    masks::keep_masks_apart(graph).map_err(graph_error)
+    masks::keep_masks_apart(graph).map_err(graph_error)?;
+    rotary::join_halves_apart(graph).map_err(graph_error)
 }

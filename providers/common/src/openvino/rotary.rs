@@ -1,0 +1,188 @@
+//! Stops OpenVINO from losing the width of the tables of rotary embeddings.
+//!
+//! OpenVINO 2026.4 fuses a rotary embedding into one node. If cosines and sines are half as wide as the rotated part, the node says so, but
+//! this is lost when a compiled model is exported or stored in `CACHE_DIR`. After the import, the node reads the second half of each row behind
+//! the row. It fuses only results that one Concat joins along the last dimension, so we join them in another way.
+
+use crate::nodes::{new_constant, new_node};
+use sdrun_graph::{Attribute, Dim, Graph, GraphError, Node, Tensor, Value, ValueId};
+use std::collections::HashMap;
+
+/// Spells out `RotaryEmbedding`, and joins the halves of rotary embeddings that are already spelled out differently.
+pub(super) fn join_halves_apart(graph: &mut Graph) -> Result<(), GraphError> {
+    let mut producers: HashMap<ValueId, (String, Vec<ValueId>)> = HashMap::new();
+    for node in std::mem::take(&mut graph.nodes) {
+        if node.domain.is_empty() {
+            let inputs = || node.inputs.iter().flatten().copied().collect();
+            producers.extend(node.outputs.iter().flatten().map(|id| (*id, (node.op_type.clone(), inputs()))));
+        }
+        let Some(y) = node.output(0) else {
+            graph.nodes.push(node);
+            continue;
+        };
+        let mut parts = Parts { of: &node, y: graph.value(y).clone(), graph, count: 0 };
+        if node.op_type == "RotaryEmbedding" && node.domain.is_empty() {
+            parts.spell_out(y)?;
+        } else if let Some((a, b)) = halves(parts.graph, &node, &producers) {
+            let rank = parts.graph.value(a).shape.as_ref().map_or(4, Vec::len);
+            let joined = parts.join(a, b, -2, rank)?;
+            parts.node_into("Identity", &[joined], y);
+        } else {
+            graph.nodes.push(node);
+        }
+    }
+    Ok(())
+}
+
+/// The two halves that a Concat joins: sums or differences of products, as long as each other.
+fn halves(
+    graph: &Graph,
+    node: &Node,
+    producers: &HashMap<ValueId, (String, Vec<ValueId>)>,
+) -> Option<(ValueId, ValueId)> {
+    let [Some(a), Some(b)] = node.inputs[..] else { return None };
+    if node.op_type != "Concat" || !node.domain.is_empty() {
+        return None;
+    }
+    let shape = |id| graph.value(id).shape.as_deref();
+    let rank = shape(a)?.len() as i64;
+    let last = (shape(a)?.last()?, shape(b)?.last()?);
+    let equal = matches!(last, (Dim::Known(a), Dim::Known(b)) if a == b);
+    let is_last = [-1, rank - 1].contains(&node.int_or("axis", 0));
+    let made_by = |id: ValueId, ops: &[&str]| {
+        producers.get(&id).filter(|(op, _)| ops.contains(&op.as_str())).map(|(_, inputs)| inputs)
+    };
+    let rotated = |id| {
+        made_by(id, &["Add", "Sub"])
+            .is_some_and(|terms| terms.iter().all(|term| made_by(*term, &["Mul", "Neg"]).is_some()))
+    };
+    (equal && is_last && rotated(a) && rotated(b)).then_some((a, b))
+}
+
+/// Adds the nodes that replace a node.
+struct Parts<'a> {
+    graph: &'a mut Graph,
+    of: &'a Node,
+    /// The output of the node that is replaced.
+    y: Value,
+    count: usize,
+}
+
+impl Parts<'_> {
+    /// See the function body of RotaryEmbedding in the ONNX specification. `x` is `[batch, heads, tokens, size]`, or
+    /// `[batch, tokens, heads * size]`; the tables are `[positions, half]` with position ids, else `[batch, tokens, half]`.
+    fn spell_out(&mut self, y: ValueId) -> Result<(), GraphError> {
+        let of = self.of;
+        let wrong = |what: &str| GraphError::Invalid(format!("RotaryEmbedding `{}` {what}", of.name));
+        let input = |at| of.input(at).ok_or_else(|| wrong("lacks an input"));
+        let (x, cos, sin) = (input(0)?, input(1)?, input(2)?);
+        let rank = self.graph.value(x).shape.as_ref().map(Vec::len);
+        // The dimension of the heads, which the tables lack.
+        let (heads, x) = match rank {
+            Some(4) => (1, x),
+            Some(3) => (2, self.reshape(x, &[0, 0, of.int_or("num_heads", 0), -1])?),
+            _ => return Err(wrong("has an input that is not known to have three or four dimensions")),
+        };
+        let mut table = |table: ValueId| {
+            let rows = match of.input(3) {
+                Some(ids) => self.node("Gather", &[table, ids]),
+                None => table,
+            };
+            let heads = self.ints(&[heads])?;
+            Ok::<_, GraphError>(self.node("Unsqueeze", &[rows, heads]))
+        };
+        let (cos, sin) = (table(cos)?, table(sin)?);
+        let (rotated, rest) = match of.int_or("rotary_embedding_dim", 0) {
+            0 => (x, None),
+            size => (self.slice(x, 0, size, 1)?, Some(self.slice(x, size, i64::MAX, 1)?)),
+        };
+        let interleaved = of.int_or("interleaved", 0) != 0;
+        let (a, b) = match interleaved {
+            true => (self.slice(rotated, 0, i64::MAX, 2)?, self.slice(rotated, 1, i64::MAX, 2)?),
+            false => self.split(rotated),
+        };
+        let (a_cos, b_sin) = (self.node("Mul", &[a, cos]), self.node("Mul", &[b, sin]));
+        let (a_sin, b_cos) = (self.node("Mul", &[a, sin]), self.node("Mul", &[b, cos]));
+        let (a, b) = (self.node("Sub", &[a_cos, b_sin]), self.node("Add", &[a_sin, b_cos]));
+        let mut all = self.join(a, b, if interleaved { -1 } else { -2 }, 4)?;
+        if let Some(rest) = rest {
+            all = self.node("Concat", &[all, rest]);
+            self.set("axis", -1);
+        }
+        if rank == Some(3) {
+            all = self.reshape(all, &[0, 0, -1])?;
+        }
+        self.node_into("Identity", &[all], y);
+        Ok(())
+    }
+
+    /// Joins two parts with `rank` dimensions along the last one: one after the other if `axis` is -2, element by element if it is -1.
+    fn join(&mut self, a: ValueId, b: ValueId, axis: i64, rank: usize) -> Result<ValueId, GraphError> {
+        let at = self.ints(&[axis])?;
+        let (a, b) = (self.node("Unsqueeze", &[a, at]), self.node("Unsqueeze", &[b, at]));
+        let both = self.node("Concat", &[a, b]);
+        self.set("axis", axis);
+        let mut sizes = vec![0; rank];
+        sizes[rank - 1] = -1;
+        self.reshape(both, &sizes)
+    }
+
+    fn split(&mut self, x: ValueId) -> (ValueId, ValueId) {
+        let a = self.node("Split", &[x]);
+        self.set("axis", -1);
+        self.set("num_outputs", 2);
+        let b = self.value();
+        if let Some(node) = self.graph.nodes.last_mut() {
+            node.outputs.push(Some(b));
+        }
+        (a, b)
+    }
+
+    fn slice(&mut self, x: ValueId, start: i64, end: i64, step: i64) -> Result<ValueId, GraphError> {
+        let constants = [start, end, -1, step].map(|value| self.ints(&[value]));
+        let mut inputs = vec![x];
+        for constant in constants {
+            inputs.push(constant?);
+        }
+        Ok(self.node("Slice", &inputs))
+    }
+
+    fn reshape(&mut self, x: ValueId, sizes: &[i64]) -> Result<ValueId, GraphError> {
+        let sizes = self.ints(sizes)?;
+        Ok(self.node("Reshape", &[x, sizes]))
+    }
+
+    fn ints(&mut self, values: &[i64]) -> Result<ValueId, GraphError> {
+        let tensor = Tensor::from_elements(vec![values.len()], values)?;
+        let name = self.name();
+        Ok(new_constant(self.graph, name, tensor))
+    }
+
+    fn node(&mut self, op: &str, inputs: &[ValueId]) -> ValueId {
+        let output = self.value();
+        self.node_into(op, inputs, output);
+        output
+    }
+
+    fn node_into(&mut self, op: &str, inputs: &[ValueId], output: ValueId) {
+        let name = self.name();
+        self.graph.nodes.push(new_node(self.of, name, op, inputs, output));
+    }
+
+    /// Sets an attribute of the last node.
+    fn set(&mut self, name: &str, value: i64) {
+        if let Some(node) = self.graph.nodes.last_mut() {
+            node.attributes.insert(name.into(), Attribute::Int(value));
+        }
+    }
+
+    fn value(&mut self) -> ValueId {
+        let (name, dtype) = (self.name(), self.y.dtype);
+        self.graph.add_value(Value { name, dtype, shape: None })
+    }
+
+    fn name(&mut self) -> String {
+        self.count += 1;
+        format!("{}/rotary{}", self.y.name, self.count)
+    }
+}
