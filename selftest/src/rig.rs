@@ -258,7 +258,7 @@ impl<'a> Rig<'a> {
 
     /// Whether a session fits, with weights that are generated on the way.
     pub(crate) fn has_room(&self, network: &Synthetic, options: &BuildOptions) -> Result<(), Problem> {
-        let estimate = memory::estimate(&network.model, options)?;
+        let estimate = memory::estimate(&network.model, options, &self.capabilities)?;
         let sum = |parts: [Option<u64>; 2]| parts.into_iter().flatten().sum::<u64>();
         // Providers may hold the weights twice while they load them.
         let host =

@@ -130,6 +130,9 @@ pub struct Capabilities {
     /// stored engine saves less time than it seems.
     #[serde(default)]
     pub session_compiles: bool,
+    /// Whether values between operators take 32 bits in every precision, for estimates of memory.
+    #[serde(default)]
+    pub wide_activations: bool,
     /// What else changes the times or the rounding of runs, by name, such as `tf32` = `off`. An option of a build with the same name
     /// replaces it. For reports.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -150,6 +153,7 @@ impl Capabilities {
             streaming: false,
             device_tensors: false,
             session_compiles: false,
+            wide_activations: false,
             settings: BTreeMap::new(),
         }
     }

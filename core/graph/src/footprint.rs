@@ -11,6 +11,8 @@ pub struct Footprint {
     pub weights: u64,
     /// The most that is alive at once while the graph runs, its inputs and outputs included.
     pub activations: u64,
+    /// The same if an engine keeps floats in f32 between operators.
+    pub wide_activations: u64,
 }
 
 /// Operators whose output may overwrite an input: each element depends only on the same element of that input, or on
@@ -72,6 +74,12 @@ pub fn footprint(graph: &Graph, precision: Precision) -> Result<Option<Footprint
 /// As [`footprint`], without fusing nodes first.
 fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
     let weights = graph.weights().map(|(_, w)| weight_bytes(w.dtype, &w.shape, precision)).sum();
+    let [activations, wide_activations] = [precision, Precision::Fp32].map(|kept| activations(graph, kept));
+    Some(Footprint { weights, activations: activations?, wide_activations: wide_activations? })
+}
+
+/// The most that is alive at once, with floats in `precision`.
+fn activations(graph: &Graph, precision: Precision) -> Option<u64> {
     let mut live = Liveness::new(graph, precision);
     for id in &graph.inputs {
         live.make(*id)?;
@@ -86,7 +94,7 @@ fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
         }
         live.free_after(node, index);
     }
-    Some(Footprint { weights, activations: live.peak })
+    Some(live.peak)
 }
 
 struct Liveness<'g> {
@@ -237,7 +245,11 @@ mod tests {
     #[test]
     fn a_hand_made_graph_is_counted_exactly() {
         // Alive at the second product: x (40 elements), r in the place of a (80), y (40). z takes the place of y.
-        let expected = |element: u64| Footprint { weights: 64 * element, activations: 160 * element };
+        let expected = |element: u64| Footprint {
+            weights: 64 * element,
+            activations: 160 * element,
+            wide_activations: 160 * 4,
+        };
         assert_eq!(count(&sample(), Precision::Fp32), Some(expected(4)));
         assert_eq!(count(&sample(), Precision::Bf16), Some(expected(2)));
         // Each matrix of 32 elements is one block of q8_0, or less than one of q4_k.
@@ -268,7 +280,7 @@ mod tests {
             .node_with("Cast", &["v"], &["y"], [("to", crate::Attribute::Int(1))])
             .output("y", "m");
         // Eight integers and, in addition, as many halves.
-        let expected = Footprint { weights: 0, activations: 8 * 8 + 8 * 2 };
+        let expected = Footprint { weights: 0, activations: 8 * 8 + 8 * 2, wide_activations: 8 * 8 + 8 * 4 };
         assert_eq!(count(&bound(model, &[2, 4]), Precision::Fp16), Some(expected));
     }
 

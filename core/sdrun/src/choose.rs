@@ -5,8 +5,8 @@ use crate::{
     measurements::Measurements, memory, worker::WorkerProvider,
 };
 use sdrun_abi::{
-    Device, DeviceKind, Error as AbiError, ErrorCode, Hint, Host, LogLevel, MemoryEstimate, OpenShapes,
-    Precision, Provide, WeightSource,
+    Capabilities, Device, DeviceKind, Error as AbiError, ErrorCode, Hint, Host, LogLevel, MemoryEstimate,
+    OpenShapes, Precision, Provide, WeightSource,
 };
 use sdrun_graph::{Footprint, Graph};
 use serde::Serialize;
@@ -189,7 +189,7 @@ impl Bound {
         Ok(known.insert(bound))
     }
 
-    fn memory(&mut self, options: &BuildOptions) -> Result<MemoryEstimate> {
+    fn memory(&mut self, options: &BuildOptions, offered: &Capabilities) -> Result<MemoryEstimate> {
         let known = self.footprints.iter().find(|(precision, _)| *precision == options.precision);
         let footprint = match known {
             Some((_, footprint)) => *footprint,
@@ -199,7 +199,7 @@ impl Bound {
                 new
             }
         };
-        Ok(memory::of_footprint(footprint, options))
+        Ok(memory::of_footprint(footprint, options, offered))
     }
 }
 
@@ -365,7 +365,7 @@ impl Choice<'_> {
             ));
             return Err(Error::of(provider.id())(error.with_hint(Hint::UseProvider(None))));
         }
-        let memory = memory::refined(bound.memory(&options)?, &told);
+        let memory = memory::refined(bound.memory(&options, &offered)?, &told);
         memory::check_room(&memory, &options.device, &offered).map_err(Error::of(provider.id()))?;
         let measured = self.measurements.median(
             &bound.topology,

@@ -153,6 +153,7 @@ impl Provider for GgmlProvider {
         can.device_free_build = true;
         can.streaming = target.gpu.is_some();
         can.device_tensors = true;
+        can.wide_activations = true;
         Ok(can)
     }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use sdrun::{
     BuildOptions, HostTensor, Model, Provider, Registry, Shapes, Tensors, WeightFiles, Weights, Wishes,
-    abi::{self, DType, Device, DeviceKind, ErrorCode, Host, OpenShapes, Precision},
+    abi::{self, Capabilities, DType, Device, DeviceKind, ErrorCode, Host, OpenShapes, Precision},
     graph::Graph,
     memory,
     weights::WeightStack,
@@ -266,7 +266,10 @@ impl<'a> Opener<'a> {
             return;
         }
         let main_memory = Device::new("cpu", "CPU", DeviceKind::Cpu, "");
-        let Ok(estimate) = memory::estimate(model, &options(main_memory)) else { return };
+        // Which provider will run it is not known yet. This is the most that any needs.
+        let mut offered = Capabilities::new(Vec::new(), Vec::new());
+        offered.wide_activations = true;
+        let Ok(estimate) = memory::estimate(model, &options(main_memory), &offered) else { return };
         let needed = [estimate.host_weights, estimate.host_activations].into_iter().flatten().sum::<u64>();
         while memory::available().is_some_and(|free| free < needed) && self.drop_kept() {}
     }

@@ -265,10 +265,10 @@ impl Planner<'_> {
         let found = match &self.engines.only {
             Some((provider, device)) => {
                 let options = options(device.clone());
-                let memory = memory::estimate(model, &options);
-                let compiles = provider.capabilities(device).map(|offered| offered.session_compiles);
-                memory
-                    .and_then(|memory| planned(provider, &options, "as you asked".into(), compiles?, memory))
+                provider.capabilities(device).and_then(|offered| {
+                    let memory = memory::estimate(model, &options, &offered)?;
+                    planned(provider, &options, "as you asked".into(), offered.session_compiles, memory)
+                })
             }
             None => {
                 self.registry.choose(model, &self.engines.wishes, &options, self.host).try_each(|found| {
