@@ -1,5 +1,5 @@
 use super::{
-    rewrite::{add_constant, add_value, computing},
+    rewrite::{Names, computing},
     uses::{Uses, is_op},
 };
 use crate::{Graph, Initializer, Node, Tensor, Value, ValueId};
@@ -16,14 +16,14 @@ pub fn absorb_scales(graph: &mut Graph) -> usize {
         let uses = Uses::new(graph);
         (0..graph.nodes.len()).filter_map(|index| Absorbed::at(&uses, index)).collect()
     };
-    let mut scaled = Vec::new();
+    let (mut scaled, mut names) = (Vec::new(), Names::of(graph));
     for Absorbed { scale, factor, source, weights } in &found {
         let scale = graph.nodes[*scale].clone();
-        let factor = add_constant(graph, format!("{}_factor", scale.name), factor.clone());
+        let factor = names.add_constant(graph, format!("{}_factor", scale.name), factor.clone());
         for (index, slot, weight) in weights {
             let like = graph.value(*weight);
             let value = Value { name: format!("{}_scaled", like.name), ..like.clone() };
-            let output = add_value(graph, value);
+            let output = names.add_value(graph, value);
             graph.nodes[*index].inputs[*slot] = Some(output);
             scaled.push(computing(graph, &scale.op_type, &[*weight, factor], output));
         }

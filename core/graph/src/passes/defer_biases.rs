@@ -1,7 +1,7 @@
 use super::{
     eliminate_dead,
     prepare_weights::made_of_weights,
-    rewrite::{add_constant, add_value, computing},
+    rewrite::{Names, computing},
     uses::is_op,
 };
 use crate::{Dim, Graph, Node, Tensor, Value, ValueId, infer::dims};
@@ -16,7 +16,8 @@ use std::collections::{BTreeSet, HashMap};
 /// Compilers do this themselves if the weights are constants. Sums round differently afterwards. Shapes must be
 /// inferred. Returns the number of changed additions.
 pub fn defer_biases(graph: &mut Graph) -> usize {
-    split_convolutions(graph);
+    let mut names = Names::of(graph);
+    split_convolutions(graph, &mut names);
     let (mut changed, made) = (0, made_of_weights(graph));
     let mut sums: HashMap<ValueId, Sum> = HashMap::new();
     for node in std::mem::take(&mut graph.nodes) {
@@ -32,9 +33,10 @@ pub fn defer_biases(graph: &mut Graph) -> usize {
             }
             (rests, [first, more @ ..]) if !rests.is_empty() && same_shape(graph, rests) => {
                 changed += 1;
-                let rest = rests[1..].iter().fold(rests[0], |sum, rest| add(graph, sum, *rest, None));
-                let fixed = more.iter().fold(*first, |sum, fixed| add(graph, sum, *fixed, None));
-                add(graph, rest, fixed, Some(y));
+                let rest =
+                    rests[1..].iter().fold(rests[0], |sum, rest| add(graph, &mut names, sum, *rest, None));
+                let fixed = more.iter().fold(*first, |sum, fixed| add(graph, &mut names, sum, *fixed, None));
+                add(graph, &mut names, rest, fixed, Some(y));
                 Sum { rest, fixed }
             }
             _ => {
@@ -51,7 +53,7 @@ pub fn defer_biases(graph: &mut Graph) -> usize {
 }
 
 /// Turns the bias of each convolution into an addition if the result is added to a value of the same shape.
-fn split_convolutions(graph: &mut Graph) {
+fn split_convolutions(graph: &mut Graph, names: &mut Names) {
     let made = made_of_weights(graph);
     let mut added = BTreeSet::new();
     for (operands, _) in graph.nodes.iter().filter_map(operands) {
@@ -68,11 +70,11 @@ fn split_convolutions(graph: &mut Graph) {
             let value = graph.value(y).clone();
             let rank = value.shape.as_ref().map_or(0, Vec::len);
             node.inputs.truncate(2);
-            let plain = add_value(graph, Value { name: format!("{}_plain", value.name), ..value });
+            let plain = names.add_value(graph, Value { name: format!("{}_plain", value.name), ..value });
             node.outputs = vec![Some(plain)];
             graph.nodes.push(node);
-            let along = along_channels(graph, bias, rank);
-            add(graph, plain, along, Some(y));
+            let along = along_channels(graph, names, bias, rank);
+            add(graph, names, plain, along, Some(y));
         } else {
             graph.nodes.push(node);
         }
@@ -80,7 +82,7 @@ fn split_convolutions(graph: &mut Graph) {
 }
 
 /// Reshapes a bias so that it can be added to the result of a convolution.
-fn along_channels(graph: &mut Graph, bias: ValueId, rank: usize) -> ValueId {
+fn along_channels(graph: &mut Graph, names: &mut Names, bias: ValueId, rank: usize) -> ValueId {
     let Value { name, dtype, shape } = graph.value(bias).clone();
     let mut dims = vec![Dim::Known(1); rank];
     let mut target = vec![1; rank];
@@ -89,8 +91,8 @@ fn along_channels(graph: &mut Graph, bias: ValueId, rank: usize) -> ValueId {
         target[1] = -1;
     }
     let named = |suffix: &str| format!("{name}_{suffix}");
-    let target = add_constant(graph, named("target"), Tensor::from_i64s(&target));
-    let along = add_value(graph, Value { name: named("along"), dtype, shape: Some(dims) });
+    let target = names.add_constant(graph, named("target"), Tensor::from_i64s(&target));
+    let along = names.add_value(graph, Value { name: named("along"), dtype, shape: Some(dims) });
     let reshape = computing(graph, "Reshape", &[bias, target], along);
     graph.nodes.push(reshape);
     along
@@ -135,13 +137,13 @@ fn same_shape(graph: &Graph, ids: &[ValueId]) -> bool {
 }
 
 /// Appends an addition to the graph; its result is `y` or a new value.
-fn add(graph: &mut Graph, a: ValueId, b: ValueId, y: Option<ValueId>) -> ValueId {
+fn add(graph: &mut Graph, names: &mut Names, a: ValueId, b: ValueId, y: Option<ValueId>) -> ValueId {
     let y = y.unwrap_or_else(|| {
         let (left, right) = (graph.value(a), graph.value(b));
         let shape = left.shape.as_ref().zip(right.shape.as_ref());
         let shape = shape.and_then(|(left, right)| dims::broadcast(left, right).ok());
         let value = Value { name: format!("{}_deferred", right.name), dtype: left.dtype, shape };
-        add_value(graph, value)
+        names.add_value(graph, value)
     });
     let sum = computing(graph, "Add", &[a, b], y);
     graph.nodes.push(sum);

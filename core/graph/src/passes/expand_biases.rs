@@ -1,9 +1,9 @@
 use super::{
     prepare_weights::made_of_weights,
-    rewrite::{add_constant, add_value, computing},
+    rewrite::{Names, computing},
 };
-use crate::{Dim, Graph, Node, Tensor, Value};
-use std::collections::HashSet;
+use crate::{Dim, Graph, Node, Tensor, Value, ValueId};
+use std::collections::{BTreeSet, HashSet};
 
 /// Broadcasts each bias that is added to a matrix product to the full shape of the product, with an `Expand` that
 /// [`Prepare::Everything`](super::Prepare) moves out. Compilers whose products add a full matrix at no cost then need no
@@ -14,36 +14,42 @@ pub fn expand_biases(graph: &mut Graph) -> usize {
     let products: HashSet<_> =
         graph.nodes.iter().filter(is_product).filter_map(|node| node.output(0)).collect();
     let made = made_of_weights(graph);
-    let mut expanded = 0;
-    for index in 0..graph.nodes.len() + graph.nodes.len() {
-        let Some(node) = graph.nodes.get(index) else { break };
-        if node.op_type != "Add" || !node.domain.is_empty() {
-            continue;
-        }
-        let is_bias = |slot: usize| {
-            let id = node.input(slot)?;
-            let other = node.input(1 - slot)?;
-            (made.contains(&id) && products.contains(&other)).then_some((slot, id, other))
-        };
-        let Some((slot, bias, product)) = is_bias(0).or_else(|| is_bias(1)) else { continue };
-        let (Some(shape), Some(own)) = (graph.value(product).known_shape(), graph.value(bias).known_shape())
-        else {
+    let (mut expanded, mut names) = (0, Names::of(graph));
+    for mut node in std::mem::take(&mut graph.nodes) {
+        let Some((slot, bias, shape)) = bias_of(graph, &node, &made, &products) else {
+            graph.nodes.push(node);
             continue;
         };
-        if own.len() != 1 || shape.len() < 2 || shape.last() != own.last() {
-            continue;
-        }
         let Value { name, dtype, .. } = graph.value(bias).clone();
         let dims: Vec<i64> = shape.iter().map(|d| *d as i64).collect();
-        let target = add_constant(graph, format!("{name}_target"), Tensor::from_i64s(&dims));
+        let target = names.add_constant(graph, format!("{name}_target"), Tensor::from_i64s(&dims));
         let shape = Some(shape.into_iter().map(Dim::Known).collect());
-        let spread = add_value(graph, Value { name: format!("{name}_expanded"), dtype, shape });
-        graph.nodes[index].inputs[slot] = Some(spread);
+        let spread = names.add_value(graph, Value { name: format!("{name}_expanded"), dtype, shape });
+        node.inputs[slot] = Some(spread);
         let expand = computing(graph, "Expand", &[bias, target], spread);
-        graph.nodes.insert(index, expand);
+        graph.nodes.extend([expand, node]);
         expanded += 1;
     }
     expanded
+}
+
+/// The input of an addition that is the bias of a product, the bias, and the shape of the product.
+fn bias_of(
+    graph: &Graph,
+    node: &Node,
+    made: &BTreeSet<ValueId>,
+    products: &HashSet<ValueId>,
+) -> Option<(usize, ValueId, Vec<usize>)> {
+    if node.op_type != "Add" || !node.domain.is_empty() {
+        return None;
+    }
+    let is_bias = |slot: usize| {
+        let (id, other) = (node.input(slot)?, node.input(1 - slot)?);
+        (made.contains(&id) && products.contains(&other)).then_some((slot, id, other))
+    };
+    let (slot, bias, product) = is_bias(0).or_else(|| is_bias(1))?;
+    let (shape, own) = (graph.value(product).known_shape()?, graph.value(bias).known_shape()?);
+    (own.len() == 1 && shape.len() >= 2 && shape.last() == own.last()).then_some((slot, bias, shape))
 }
 
 #[cfg(test)]

@@ -1,7 +1,4 @@
-use super::{
-    prepare_weights::made_of_weights,
-    rewrite::{add_constant, add_value},
-};
+use super::{prepare_weights::made_of_weights, rewrite::Names};
 use crate::{Attribute, Dim, Graph, Node, Tensor, Value, ValueId};
 use sdrun_abi::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,7 +29,7 @@ pub fn merge_projections(graph: &mut Graph) -> usize {
         }
     }
     let (mut merged, mut gone) = (0, vec![false; graph.nodes.len()]);
-    let mut made: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
+    let (mut made, mut names) = (BTreeMap::<usize, Vec<Node>>::new(), Names::of(graph));
     for ((source, key), group) in groups.into_iter().filter(|(_, group)| group.len() > 1) {
         for projection in &group {
             gone[projection.product] = true;
@@ -40,7 +37,7 @@ pub fn merge_projections(graph: &mut Graph) -> usize {
         }
         merged += group.len() - 1;
         let first = group.iter().map(|projection| projection.product).min().unwrap_or_default();
-        made.insert(first, replacement(graph, source, &key, &group));
+        made.insert(first, replacement(graph, &mut names, source, &key, &group));
     }
     let old = std::mem::take(&mut graph.nodes);
     for (index, node) in old.into_iter().enumerate() {
@@ -119,11 +116,17 @@ fn bias_of(
 }
 
 /// The nodes that compute a whole group at once.
-fn replacement(graph: &mut Graph, source: ValueId, key: &Key, group: &[Projection]) -> Vec<Node> {
+fn replacement(
+    graph: &mut Graph,
+    names: &mut Names,
+    source: ValueId,
+    key: &Key,
+    group: &[Projection],
+) -> Vec<Node> {
     let base = graph.value(group[0].output).name.clone();
     let mut add = |suffix: &str, shape: Option<Vec<Dim>>| {
         let name = format!("{base}_merged_{suffix}");
-        add_value(graph, Value { name, dtype: Some(key.dtype), shape })
+        names.add_value(graph, Value { name, dtype: Some(key.dtype), shape })
     };
     let columns: usize = group.iter().map(|projection| projection.columns).sum();
     let known = |dims: &[usize]| Some(dims.iter().map(|d| Dim::Known(*d)).collect());
@@ -167,7 +170,7 @@ fn replacement(graph: &mut Graph, source: ValueId, key: &Key, group: &[Projectio
     if graph.opset() < 13 {
         nodes.push(node("Split", vec![whole], outputs, &[along(axis), ("split", Attribute::Ints(sizes))]));
     } else {
-        let split = add_constant(graph, format!("{base}_merged_sizes"), Tensor::from_i64s(&sizes));
+        let split = names.add_constant(graph, format!("{base}_merged_sizes"), Tensor::from_i64s(&sizes));
         nodes.push(node("Split", vec![whole, split], outputs, &[along(axis)]));
     }
     nodes

@@ -3,7 +3,7 @@
 use super::{eliminate_dead, uses::Uses};
 use crate::{Attribute, Dim, Graph, Initializer, Node, Tensor, Value, ValueId, fused};
 use sdrun_abi::DType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Prefix of the names of values that rules add.
 const PREFIX: &str = "sdrun/";
@@ -49,20 +49,29 @@ impl Fresh {
     }
 }
 
-/// Adds a value under its name, or under a similar one if it is taken.
-pub(crate) fn add_value(graph: &mut Graph, mut value: Value) -> ValueId {
-    while graph.find(&value.name).is_some() {
-        value.name.push('_');
-    }
-    graph.add_value(value)
-}
+/// The names of a graph's values, for a pass that adds some.
+pub(crate) struct Names(HashSet<String>);
 
-/// Adds a constant under `name`, or under a similar one if it is taken.
-pub(crate) fn add_constant(graph: &mut Graph, name: String, tensor: Tensor) -> ValueId {
-    let shape = Some(tensor.shape().iter().map(|d| Dim::Known(*d)).collect());
-    let id = add_value(graph, Value { name, dtype: Some(tensor.dtype()), shape });
-    graph.initializers.insert(id, Initializer::Constant(tensor));
-    id
+impl Names {
+    pub(crate) fn of(graph: &Graph) -> Self {
+        Names(graph.values.iter().map(|value| value.name.clone()).collect())
+    }
+
+    /// Adds a value under its name, or under a similar one if it is taken.
+    pub(crate) fn add_value(&mut self, graph: &mut Graph, mut value: Value) -> ValueId {
+        while !self.0.insert(value.name.clone()) {
+            value.name.push('_');
+        }
+        graph.add_value(value)
+    }
+
+    /// Adds a constant under `name`, or under a similar one if it is taken.
+    pub(crate) fn add_constant(&mut self, graph: &mut Graph, name: String, tensor: Tensor) -> ValueId {
+        let shape = Some(tensor.shape().iter().map(|d| Dim::Known(*d)).collect());
+        let id = self.add_value(graph, Value { name, dtype: Some(tensor.dtype()), shape });
+        graph.initializers.insert(id, Initializer::Constant(tensor));
+        id
+    }
 }
 
 /// A node of the default domain without attributes, named after its output.
