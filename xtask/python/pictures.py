@@ -5,7 +5,7 @@ Usage: pictures.py prepare CHECKPOINT FOLDER     writes the checkpoint as a diff
        pictures.py genai FOLDER fp32|bf16 STEPS THREADS
        pictures.py watch COMMAND [ARGUMENT…]     runs a command
 
-Needs torch, diffusers, sentencepiece, optimum-intel[openvino] and openvino-genai.
+Needs torch, diffusers, transformers below version 5, sentencepiece, optimum-intel[openvino] and openvino-genai.
 """
 
 import json

@@ -12,9 +12,13 @@ use std::collections::HashMap;
 pub(super) fn join_halves_apart(graph: &mut Graph) -> Result<(), GraphError> {
     let mut producers: HashMap<ValueId, (String, Vec<ValueId>)> = HashMap::new();
     for node in std::mem::take(&mut graph.nodes) {
-        if node.domain.is_empty() {
-            let inputs = || node.inputs.iter().flatten().copied().collect();
-            producers.extend(node.outputs.iter().flatten().map(|id| (*id, (node.op_type.clone(), inputs()))));
+        if let (true, Some(y)) = (node.domain.is_empty(), node.output(0)) {
+            let producer = match (node.op_type.as_str(), node.input(0)) {
+                // In f32, OpenVINO drops casts between halves and floats before it fuses.
+                ("Cast" | "Identity", Some(x)) => producers.get(&x).cloned(),
+                (op, _) => Some((op.to_string(), node.inputs.iter().flatten().copied().collect())),
+            };
+            producers.extend(producer.map(|producer| (y, producer)));
         }
         let Some(y) = node.output(0) else {
             graph.nodes.push(node);
@@ -73,7 +77,8 @@ impl Parts<'_> {
     /// `[batch, tokens, heads * size]`; the tables are `[positions, half]` with position ids, else `[batch, tokens, half]`.
     fn spell_out(&mut self, y: ValueId) -> Result<(), GraphError> {
         let of = self.of;
-        let wrong = |what: &str| GraphError::Invalid(format!("RotaryEmbedding `{}` {what}", of.name));
+        let name = self.y.name.clone();
+        let wrong = |what: &str| GraphError::Invalid(format!("RotaryEmbedding `{name}` {what}"));
         let input = |at| of.input(at).ok_or_else(|| wrong("lacks an input"));
         let (x, cos, sin) = (input(0)?, input(1)?, input(2)?);
         let rank = self.graph.value(x).shape.as_ref().map(Vec::len);
@@ -118,8 +123,9 @@ impl Parts<'_> {
 
     /// Joins two parts with `rank` dimensions along the last one: one after the other if `axis` is -2, element by element if it is -1.
     fn join(&mut self, a: ValueId, b: ValueId, axis: i64, rank: usize) -> Result<ValueId, GraphError> {
-        let at = self.ints(&[axis])?;
-        let (a, b) = (self.node("Unsqueeze", &[a, at]), self.node("Unsqueeze", &[b, at]));
+        let mut apart = vec![0; rank - 1];
+        apart.extend(if axis == -2 { [1, -1] } else { [-1, 1] });
+        let (a, b) = (self.reshape(a, &apart)?, self.reshape(b, &apart)?);
         let both = self.node("Concat", &[a, b]);
         self.set("axis", axis);
         let mut sizes = vec![0; rank];
