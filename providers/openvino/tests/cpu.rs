@@ -449,6 +449,34 @@ fn rotary_embeddings_survive_an_import() {
     assert!(error_of(&y, &(0..x.len()).map(expected).collect::<Vec<f64>>()) < 2e-6);
 }
 
+#[test]
+fn positions_of_rotary_embeddings_out_of_range_are_refused() {
+    let model = Model::default()
+        .input("x", DType::F32, &[1, 1, 1, 4])
+        .input("position", DType::I64, &[1, 1])
+        .output("y", DType::F32, &[1, 1, 1, 4])
+        .weight("cos", DType::F32, &[3, 2])
+        .weight("sin", DType::F32, &[3, 2])
+        .node("RotaryEmbedding", &["x", "cos", "sin", "position"], &["y"]);
+    let mut graph = Graph::from_bytes(model.bytes().into(), "rotary", ExternalBase::Stripped).unwrap();
+    graph.opsets.insert(String::new(), 23);
+    infer_shapes(&mut graph).unwrap();
+    let weights = Source::default().with("cos", &[3, 2], &[1.0; 6]).with("sin", &[3, 2], &[0.0; 6]);
+    let mut session = session(provider(), &graph.to_onnx_stripped().unwrap(), &fp32(), &weights).unwrap();
+    let x = bytes(&[1.0, 2.0, 3.0, 4.0]);
+    let mut rotate = |position: i64| {
+        let position = position.to_le_bytes();
+        let inputs = [
+            TensorView { dtype: DType::F32, shape: &[1, 1, 1, 4], data: &x },
+            TensorView { dtype: DType::I64, shape: &[1, 1], data: &position },
+        ];
+        let mut sink = VecSink::default();
+        session.run(&inputs, &mut sink, &NoHost).map(|()| floats(sink.get(0).unwrap().data))
+    };
+    assert_eq!(rotate(2).unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(rotate(3).unwrap_err().code, ErrorCode::InvalidArgument);
+}
+
 /// OpenVINO itself applies the strides of a convolution with a kernel of one element before its padding.
 #[test]
 fn strides_come_after_padding() {
