@@ -74,8 +74,12 @@ pub fn footprint(graph: &Graph, precision: Precision) -> Result<Option<Footprint
 /// As [`footprint`], without fusing nodes first.
 fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
     let weights = graph.weights().map(|(_, w)| weight_bytes(w.dtype, &w.shape, precision)).sum();
-    let [activations, wide_activations] = [precision, Precision::Fp32].map(|kept| activations(graph, kept));
-    Some(Footprint { weights, activations: activations?, wide_activations: wide_activations? })
+    let wide_activations = activations(graph, Precision::Fp32)?;
+    let activations = match precision {
+        Precision::Fp32 => wide_activations,
+        _ => activations(graph, precision)?,
+    };
+    Some(Footprint { weights, activations, wide_activations })
 }
 
 /// The most that is alive at once, with floats in `precision`.

@@ -29,6 +29,14 @@ fn fp32() -> BuildSpec {
     spec(Precision::Fp32)
 }
 
+/// A model of this operator set as the host passes it on: with the types and shapes that it infers.
+fn from_host(model: Model, opset: i64) -> Vec<u8> {
+    let mut graph = Graph::from_bytes(model.bytes().into(), "test", ExternalBase::Stripped).unwrap();
+    graph.opsets.insert(String::new(), opset);
+    infer_shapes(&mut graph).unwrap();
+    graph.to_onnx_stripped().unwrap()
+}
+
 #[test]
 fn the_cpu_is_described() {
     let devices = provider().devices().unwrap();
@@ -325,10 +333,7 @@ fn computed_indices_out_of_range_are_refused() {
         .node("Add", &["i", "one"], &["j"])
         .node("ScatterElements", &["table", "j", "value"], &["y"]);
     for (op, model) in [("Gather", gather), ("GatherND", gather_nd), ("ScatterElements", scatter)] {
-        // The host infers types and shapes.
-        let mut graph = Graph::from_bytes(model.bytes().into(), op, ExternalBase::Stripped).unwrap();
-        infer_shapes(&mut graph).unwrap();
-        let model = graph.to_onnx_stripped().unwrap();
+        let model = from_host(model, 21);
         for bake in [false, true] {
             let weights = Source::default().with("table", &[3], &[1.0, 2.0, 3.0]);
             let mut session = session(provider(), &model, &spec(bake), &weights).unwrap();
@@ -418,10 +423,7 @@ fn rotary_embeddings_survive_an_import() {
         .node("Sub", &["a_cos", "b_sin"], &["first"])
         .node("Add", &["b_cos", "a_sin"], &["second"])
         .node_with("Concat", &["first", "second"], &["y"], &[("axis", -1)]);
-    // The host infers types and shapes.
-    let mut graph = Graph::from_bytes(model.bytes().into(), "rotary", ExternalBase::Stripped).unwrap();
-    infer_shapes(&mut graph).unwrap();
-    let model = graph.to_onnx_stripped().unwrap();
+    let model = from_host(model, 21);
     let (tokens, half) = (tokens as usize, half as usize);
     let x = noise(1, 2 * tokens * 2 * half);
     let (cos, sin) = (noise(2, tokens * half), noise(3, tokens * half));
@@ -458,11 +460,9 @@ fn positions_of_rotary_embeddings_out_of_range_are_refused() {
         .weight("cos", DType::F32, &[3, 2])
         .weight("sin", DType::F32, &[3, 2])
         .node("RotaryEmbedding", &["x", "cos", "sin", "position"], &["y"]);
-    let mut graph = Graph::from_bytes(model.bytes().into(), "rotary", ExternalBase::Stripped).unwrap();
-    graph.opsets.insert(String::new(), 23);
-    infer_shapes(&mut graph).unwrap();
+    let model = from_host(model, 23);
     let weights = Source::default().with("cos", &[3, 2], &[1.0; 6]).with("sin", &[3, 2], &[0.0; 6]);
-    let mut session = session(provider(), &graph.to_onnx_stripped().unwrap(), &fp32(), &weights).unwrap();
+    let mut session = session(provider(), &model, &fp32(), &weights).unwrap();
     let x = bytes(&[1.0, 2.0, 3.0, 4.0]);
     let mut rotate = |position: i64| {
         let position = position.to_le_bytes();

@@ -27,8 +27,7 @@ pub(super) fn join_halves_apart(graph: &mut Graph) -> Result<(), GraphError> {
         let mut parts = Parts { of: &node, y: graph.value(y).clone(), graph, count: 0 };
         if node.op_type == "RotaryEmbedding" && node.domain.is_empty() {
             parts.spell_out(y)?;
-        } else if let Some((a, b)) = halves(parts.graph, &node, &producers) {
-            let rank = parts.graph.value(a).shape.as_ref().map_or(4, Vec::len);
+        } else if let Some((a, b, rank)) = halves(parts.graph, &node, &producers) {
             let joined = parts.join(a, b, -2, rank)?;
             parts.node_into("Identity", &[joined], y);
         } else {
@@ -38,21 +37,21 @@ pub(super) fn join_halves_apart(graph: &mut Graph) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// The two halves that a Concat joins: sums or differences of products, as long as each other.
+/// The two halves that a Concat joins, and how many dimensions they have: sums or differences of products, as long as each other.
 fn halves(
     graph: &Graph,
     node: &Node,
     producers: &HashMap<ValueId, (String, Vec<ValueId>)>,
-) -> Option<(ValueId, ValueId)> {
+) -> Option<(ValueId, ValueId, usize)> {
     let [Some(a), Some(b)] = node.inputs[..] else { return None };
     if node.op_type != "Concat" || !node.domain.is_empty() {
         return None;
     }
     let shape = |id| graph.value(id).shape.as_deref();
-    let rank = shape(a)?.len() as i64;
+    let rank = shape(a)?.len();
     let last = (shape(a)?.last()?, shape(b)?.last()?);
     let equal = matches!(last, (Dim::Known(a), Dim::Known(b)) if a == b);
-    let is_last = [-1, rank - 1].contains(&node.int_or("axis", 0));
+    let is_last = [-1, rank as i64 - 1].contains(&node.int_or("axis", 0));
     let made_by = |id: ValueId, ops: &[&str]| {
         producers.get(&id).filter(|(op, _)| ops.contains(&op.as_str())).map(|(_, inputs)| inputs)
     };
@@ -60,7 +59,7 @@ fn halves(
         made_by(id, &["Add", "Sub"])
             .is_some_and(|terms| terms.iter().all(|term| made_by(*term, &["Mul", "Neg"]).is_some()))
     };
-    (equal && is_last && rotated(a) && rotated(b)).then_some((a, b))
+    (equal && is_last && rotated(a) && rotated(b)).then_some((a, b, rank))
 }
 
 /// Adds the nodes that replace a node.
