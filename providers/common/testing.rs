@@ -134,6 +134,19 @@ impl Model {
         self
     }
 
+    /// Gives the last node a body.
+    pub fn body(mut self, name: &str, body: Model) -> Self {
+        if let Some(node) = self.0.node.last_mut() {
+            node.attribute.push(AttributeProto {
+                name: Some(name.into()),
+                r#type: Some(attribute_type::GRAPH),
+                g: Some(Box::new(GraphProto { name: Some(name.into()), ..body.0 })),
+                ..Default::default()
+            });
+        }
+        self
+    }
+
     pub fn bytes(mut self) -> Vec<u8> {
         self.0.name = Some("test".into());
         ModelProto {

@@ -7,7 +7,8 @@
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against the graph's declaration, and the file that
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
-//! * [`indices`]: checks indices for runtimes that do not. [`openvino`]: what OpenVINO computes wrongly, whoever calls it.
+//! * [`indices`]: checks indices for runtimes that do not. [`refused`] refuses nodes that a runtime computes wrongly, [`nodes`] helps
+//!   to rewrite them. [`openvino`]: what OpenVINO computes wrongly, whoever calls it.
 //! * [`payload`]: an engine as bytes. [`demand`] refuses one that cannot be used here, [`baked_in`] a refit of one with weights.
 //! * [`refuse_options`], [`phase`], [`failure`], [`IO_DTYPES`]: small helpers that every provider needs.
 
@@ -17,10 +18,11 @@ pub mod indices;
 mod load;
 mod loaded;
 mod locate;
-mod nodes;
+pub mod nodes;
 pub mod openvino;
 pub mod payload;
 mod preparation;
+pub mod refused;
 mod weights;
 
 pub use describe::{describe, graph_error, read_graph};

@@ -3,6 +3,7 @@
 use crate::{
     compile::{compile, count_axes_from_first, for_each_shape},
     devices::Target,
+    faults::{compare_exactly, fault},
     ffi::{CompileOptions, Layout, Program},
     payload::{self, Parts, Requirements, StoredProgram},
     runtime::Runtime,
@@ -18,7 +19,7 @@ use sdrun_graph::{
         weights_as_inputs,
     },
 };
-use sdrun_provider_common::{Preparation, describe, phase, read_graph};
+use sdrun_provider_common::{Preparation, describe, phase, read_graph, refused::refuse};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -67,6 +68,7 @@ pub(crate) fn build(
     host: &dyn Host,
 ) -> Result<Box<dyn Engine>> {
     let graph = read_graph(&model)?;
+    refuse(&graph, "MIGraphX", fault)?;
     let requirements = Requirements::of(runtime, &target, options)?;
     let mut info = describe(&graph, requirements.text()?)?;
     let graphs = for_each_shape(graph, open)?;
@@ -77,6 +79,7 @@ pub(crate) fn build(
             preparation = take_weights_out(&mut graph, target);
         }
         count_axes_from_first(&mut graph);
+        compare_exactly(&mut graph);
         spell_out_upsampling(&mut graph);
         let program = compile(runtime, target, &graph, options, baked, (step, steps), host)?;
         Ok((inputs, preparation, program))

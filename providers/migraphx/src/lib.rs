@@ -18,6 +18,7 @@
 mod compile;
 mod devices;
 mod engine;
+mod faults;
 mod ffi;
 mod half;
 mod options;

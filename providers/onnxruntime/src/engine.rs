@@ -70,14 +70,14 @@ impl Target {
 impl OrtEngine {
     pub(crate) fn new(model: Bytes, target: Target) -> Result<Self> {
         let mut graph = read_graph(&model)?;
+        ep::avoid_faults(target.device, &mut graph)?;
         if let Some(device) = target.device {
-            ep::avoid_faults(device, &mut graph)?;
             infer_shapes(&mut graph).map_err(graph_error)?;
             convert_precision(&mut graph, ep::graph_type(device, target.precision));
         }
         let info = describe(&graph, COMPATIBILITY.into())?;
         let checks = match target.device {
-            Some(_) => indices::prepare(&mut graph)?,
+            Some(device) => indices::prepare(&mut graph, ep::is_openvino(device))?,
             None => Checks::default(),
         };
         // ONNX Runtime infers the shapes in both branches of an If and refuses the model if that fails in one of

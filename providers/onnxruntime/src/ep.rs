@@ -3,6 +3,7 @@
 use crate::ffi::EpDevice;
 use sdrun_abi::{DType, DeviceKind, Precision, Result};
 use sdrun_graph::{Dim, Graph, Node, Value};
+use sdrun_provider_common::refused::{misplaced_corners, refuse};
 use std::path::{Path, PathBuf};
 
 /// The CPU, which ONNX Runtime always has.
@@ -54,14 +55,35 @@ pub(crate) fn companions(file: &Path) -> Vec<PathBuf> {
     OF_TENSORRT_RTX.iter().filter_map(named).collect()
 }
 
-/// Rewrites what an execution provider would compute wrongly.
+/// Whether OpenVINO computes for the device.
+pub(crate) fn is_openvino(device: &EpDevice) -> bool {
+    device.provider == OPENVINO
+}
+
+/// Rewrites what ONNX Runtime 1.31 or an execution provider would compute wrongly. `None` is the CPU.
 ///
 /// # Errors
 /// `Unimplemented` for nodes that no rewrite helps.
-pub(crate) fn avoid_faults(device: &EpDevice, graph: &mut Graph) -> Result<()> {
-    match device.provider.as_str() {
-        OPENVINO => sdrun_provider_common::openvino::avoid_faults(graph),
+pub(crate) fn avoid_faults(device: Option<&EpDevice>, graph: &mut Graph) -> Result<()> {
+    refuse(graph, "ONNX Runtime", fault)?;
+    match device {
+        Some(device) if is_openvino(device) => sdrun_provider_common::openvino::avoid_faults(graph),
         _ => Ok(()),
+    }
+}
+
+/// Why ONNX Runtime computes a node differently from ONNX.
+fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
+    match node.op_type.as_str() {
+        "Attention"
+            if node.output(3).is_some()
+                && node.int_or("is_causal", 0) != 0
+                && node.int_or("qk_matmul_output_mode", 0) == 2 =>
+        {
+            Some("in its fourth output, what is masked is not minus infinity")
+        }
+        "MaxUnpool" if node.input(2).is_some() => Some("it takes indices for those of another shape"),
+        _ => misplaced_corners(graph, node),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Devices of the loaded OpenVINO.
 
 use crate::runtime::Runtime;
-use sdrun_abi::{CancelSupport, Capabilities, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
+use sdrun_abi::{
+    CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Precision, Result, WeightUpdate,
+};
 use sdrun_provider_common::IO_DTYPES;
 
 /// A device, and OpenVINO's names for it.
@@ -85,7 +87,9 @@ fn hardware_id(kind: &str, number: &str, uuid: Option<String>) -> String {
 
 impl Target {
     pub(crate) fn capabilities(&self) -> Capabilities {
-        let mut can = Capabilities::new(self.precisions(), IO_DTYPES.to_vec());
+        // It would compute f64 in f32.
+        let dtypes = IO_DTYPES.into_iter().filter(|dtype| *dtype != DType::F64);
+        let mut can = Capabilities::new(self.precisions(), dtypes.collect());
         can.weight_update = WeightUpdate::Rebuild;
         // Runs stop within 50 ms, but a compilation cannot be stopped.
         can.cancel = CancelSupport::BetweenPhases;

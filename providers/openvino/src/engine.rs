@@ -87,7 +87,7 @@ impl Recipe {
         let mut graph = read_graph(&model)?;
         avoid_faults(&mut graph)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
-        let checks = indices::prepare(&mut graph)?;
+        let checks = indices::prepare(&mut graph, true)?;
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info, checks })
     }
 

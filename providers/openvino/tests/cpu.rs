@@ -356,6 +356,31 @@ fn computed_indices_out_of_range_are_refused() {
     }
 }
 
+/// OpenVINO itself takes the nearest integer of 32 bits.
+#[test]
+fn integers_of_more_than_32_bits_are_refused() {
+    let model = Model::default()
+        .input("i", DType::I64, &[2])
+        .output("y", DType::I64, &[2])
+        .node("Add", &["i", "i"], &["y"])
+        .bytes();
+    let mut session = session(provider(), &model, &fp32(), &Source::default()).unwrap();
+    let mut run = |values: [i64; 2]| {
+        let data = values.map(i64::to_le_bytes).concat();
+        let mut sink = VecSink::default();
+        session.run(&[TensorView { dtype: DType::I64, shape: &[2], data: &data }], &mut sink, &NoHost)
+    };
+    run([-5, i64::from(i32::MAX) / 2]).unwrap();
+    for wide in [i64::from(i32::MAX) + 1, i64::MIN] {
+        let error = run([0, wide]).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidArgument);
+        assert!(
+            error.message.contains(&format!("`i` has {wide}")) && error.message.contains("32 bits"),
+            "{error}"
+        );
+    }
+}
+
 /// A constant is known before anything runs.
 #[test]
 fn constant_indices_out_of_range_are_refused() {
@@ -367,6 +392,46 @@ fn constant_indices_out_of_range_are_refused() {
     let error = provider().build(&model.bytes(), &fp32(), &Source::default(), &NoHost).err().unwrap();
     assert_eq!(error.code, ErrorCode::InvalidArgument);
     assert!(error.message.contains("constant `i` has 3 at position 0"), "{error}");
+}
+
+/// In a branch, indices may be constants or inputs of the model; others cannot be checked.
+#[test]
+fn indices_in_branches_are_checked_or_refused() {
+    let taken = |index: &str| {
+        let output = |name: &str| Model::default().output(name, DType::F32, &[1]);
+        let then = output("a").node("Add", &["i", "one"], &["j"]).node("Gather", &["table", index], &["a"]);
+        Model::default()
+            .input("c", DType::Bool, &[])
+            .input("i", DType::I64, &[1])
+            .constant("one", DType::I64, &[1], 1i64.to_le_bytes().to_vec())
+            .constant("three", DType::I64, &[1], 3i64.to_le_bytes().to_vec())
+            .weight("table", DType::F32, &[3])
+            .output("y", DType::F32, &[1])
+            .node("If", &["c"], &["y"])
+            .body("then_branch", then)
+            .body("else_branch", output("b").node("Gather", &["table", "one"], &["b"]))
+            .bytes()
+    };
+    let weights = Source::default().with("table", &[3], &[1.0, 2.0, 4.0]);
+    let mut session = session(provider(), &taken("i"), &fp32(), &weights).unwrap();
+    let mut run = |choice: u8, index: i64| {
+        let [choice, index] = [vec![choice], index.to_le_bytes().to_vec()];
+        let inputs = [(DType::Bool, &[][..], &choice), (DType::I64, &[1][..], &index)];
+        let inputs = inputs.map(|(dtype, shape, data)| TensorView { dtype, shape, data });
+        let mut sink = VecSink::default();
+        session.run(&inputs, &mut sink, &NoHost).map(|()| floats(sink.get(0).unwrap().data))
+    };
+    assert_eq!(run(1, -1).unwrap(), [4.0]);
+    assert_eq!(run(0, -1).unwrap(), [2.0]);
+    let error = run(1, 3).unwrap_err();
+    assert!(error.message.contains("input `i` has 3") && error.message.contains("3 elements"), "{error}");
+    let refused = |index| provider().build(&taken(index), &fp32(), &weights, &NoHost).err().unwrap();
+    assert!(refused("three").message.contains("constant `three` has 3"), "{}", refused("three"));
+    let error = refused("j");
+    assert!(
+        error.code == ErrorCode::Unimplemented && error.message.contains("in a loop or branch"),
+        "{error}"
+    );
 }
 
 /// Nodes that OpenVINO computes wrongly and that we cannot rewrite fail when the engine is built.
@@ -382,7 +447,29 @@ fn nodes_with_other_results_are_refused() {
         .output("y", DType::F32, &[1, 1, 2, 2])
         .constant("scales", DType::F32, &[4], bytes(&[1.0, 1.0, 0.5, 0.5]))
         .node_with("Resize", &["x", "", "scales"], &["y"], &[("antialias", 1)]);
-    for (model, words) in [(tile, "zeros if the repeats"), (resize, "antialiasing")] {
+    let branch = |output: &str| {
+        Model::default().output(output, DType::F32, &[4]).node("Tile", &["x", "repeats"], &[output])
+    };
+    let in_a_branch = Model::default()
+        .input("c", DType::Bool, &[])
+        .input("x", DType::F32, &[2])
+        .input("repeats", DType::I64, &[1])
+        .output("y", DType::F32, &[4])
+        .node("If", &["c"], &["y"])
+        .body("then_branch", branch("a"))
+        .body("else_branch", branch("b"));
+    let wide = Model::default().input("x", DType::F64, &[2]).output("y", DType::F32, &[2]).node_with(
+        "Cast",
+        &["x"],
+        &["y"],
+        &[("to", DType::F32 as i64)],
+    );
+    for (model, words) in [
+        (tile, "zeros if the repeats"),
+        (resize, "antialiasing"),
+        (in_a_branch, "zeros if the repeats are computed (and 1 more)"),
+        (wide, "`x` is f64"),
+    ] {
         let weights = Source::default();
         let error = provider().build(&model.bytes(), &fp32(), &weights, &NoHost).err().unwrap();
         assert_eq!(error.code, ErrorCode::Unimplemented);

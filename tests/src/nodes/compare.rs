@@ -5,15 +5,16 @@ use sdrun::HostTensor;
 use sdrun_abi::DType;
 
 /// Limit for `|got - want|`, as `absolute + relative * |want|`. The tests' own tolerances (onnx: 1e-7 and 1e-3) leave no room for
-/// another order of summation near zero.
-fn tolerance(dtype: DType) -> (f64, f64) {
+/// another order of summation near zero, as in Fourier transforms: there the rounding follows the largest value.
+fn tolerance(dtype: DType, largest: f64) -> (f64, f64) {
     match dtype {
         DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => (1e-2, 1e-2),
-        _ => (1e-5, 1e-3),
+        _ => (f64::max(1e-5, 4e-6 * largest), 1e-3),
     }
 }
 
-/// Compares type, shape and values. Integers must be equal; NaN equals NaN. The error is the kind of difference and its place.
+/// Compares type, shape and values. Integers must be equal; NaN equals NaN. The error is the kind of difference and its place. `rounding` is
+/// for bytes that differ by one, `saturated` for infinities that became the largest number of a type.
 pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, String)> {
     if got.dtype() != want.dtype() {
         return Err(("wrong-type", format!("{} instead of {}", got.dtype(), want.dtype())));
@@ -26,12 +27,16 @@ pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, St
             return Ok(());
         }
         let size = got.dtype().size();
-        let mut elements = got.bytes().chunks(size).zip(want.bytes().chunks(size));
-        let first = elements.position(|(g, w)| g != w).unwrap_or(0);
-        return Err(("wrong-values", format!("integers differ, first element {first}")));
+        let elements = || got.bytes().chunks(size).zip(want.bytes().chunks(size));
+        let first = elements().position(|(g, w)| g != w).unwrap_or(0);
+        let bytes = matches!(got.dtype(), DType::I8 | DType::U8);
+        let steps = bytes && elements().all(|(g, w)| matches!(g[0].wrapping_sub(w[0]), 0 | 1 | 255));
+        let kind = if steps { "rounding" } else { "wrong-values" };
+        return Err((kind, format!("integers differ, first element {first}")));
     }
-    let (absolute, relative) = tolerance(got.dtype());
-    let (got, want) = (floats(got), floats(want));
+    let (dtype, got, want) = (got.dtype(), floats(got), floats(want));
+    let finite = want.iter().filter(|value| value.is_finite());
+    let (absolute, relative) = tolerance(dtype, finite.fold(0.0, |most, value| most.max(value.abs())));
     let close = |g: f64, w: f64| {
         g == w
             || (g.is_nan() && w.is_nan())
@@ -41,7 +46,12 @@ pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, St
     match wrong.first() {
         None => Ok(()),
         Some(first) => Err((
-            "wrong-values",
+            if wrong.iter().all(|i| want[*i].is_infinite() && is_largest(got[*i]) && got[*i] * want[*i] > 0.0)
+            {
+                "saturated"
+            } else {
+                "wrong-values"
+            },
             format!(
                 "{} of {} differ; element {first} is {} instead of {}",
                 wrong.len(),
@@ -51,6 +61,11 @@ pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, St
             ),
         )),
     }
+}
+
+/// The largest finite numbers of the types. What passed through another type may have its largest.
+fn is_largest(value: f64) -> bool {
+    [f16::MAX.to_f64(), bf16::MAX.to_f64(), f32::MAX.into()].contains(&value.abs())
 }
 
 /// Elements of a floating-point tensor.
@@ -100,18 +115,22 @@ mod tests {
     #[test]
     fn tolerates_rounding_and_nothing_else() {
         let want = f32s(&[1000.0, 0.0, f32::NAN, f32::INFINITY]);
-        assert!(same(&f32s(&[1000.9, 9e-6, f32::NAN, f32::INFINITY]), &want).is_ok());
+        assert!(same(&f32s(&[1000.9, 3.9e-3, f32::NAN, f32::INFINITY]), &want).is_ok());
         for (got, what) in [
             (f32s(&[1001.1, 0.0, f32::NAN, f32::INFINITY]), "wrong-values"),
-            (f32s(&[1000.0, 2e-5, f32::NAN, f32::INFINITY]), "wrong-values"),
+            (f32s(&[1000.0, 4.1e-3, f32::NAN, f32::INFINITY]), "wrong-values"),
             (f32s(&[1000.0, 0.0, 1.0, f32::INFINITY]), "wrong-values"),
-            (f32s(&[1000.0, 0.0, f32::NAN, f32::MAX]), "wrong-values"),
+            (f32s(&[1000.0, 0.0, f32::NAN, f32::MAX]), "saturated"),
+            (f32s(&[1000.0, 0.0, f32::NAN, f32::MIN]), "wrong-values"),
+            (f32s(&[1001.1, 0.0, f32::NAN, f32::MAX]), "wrong-values"),
             (f32s(&[1000.0, 0.0, f32::NAN, f32::NEG_INFINITY]), "wrong-values"),
             (f32s(&[1000.0]), "wrong-shape"),
             (HostTensor::from_i64(vec![4], &[0; 4]).unwrap(), "wrong-type"),
         ] {
             assert_eq!(same(&got, &want).unwrap_err().0, what, "{got:?}");
         }
+        assert!(same(&f32s(&[1.0, 9e-6]), &f32s(&[1.0, 0.0])).is_ok());
+        assert!(same(&f32s(&[1.0, 2e-5]), &f32s(&[1.0, 0.0])).is_err());
     }
 
     #[test]
@@ -119,6 +138,10 @@ mod tests {
         let t = |v: i64| HostTensor::from_i64(vec![2], &[0, v]).unwrap();
         assert!(same(&t(1 << 60), &t(1 << 60)).is_ok());
         assert!(same(&t((1 << 60) + 1), &t(1 << 60)).unwrap_err().1.contains("element 1"));
+        let t = |v: u8| HostTensor::from_bytes(DType::U8, vec![2], &[255, v]).unwrap();
+        for (got, what) in [(4, "rounding"), (6, "rounding"), (7, "wrong-values")] {
+            assert_eq!(same(&t(got), &t(5)).unwrap_err().0, what);
+        }
     }
 
     #[test]

@@ -74,14 +74,17 @@ impl Failure {
         Failure::new(stage, &kind, error.to_string())
     }
 
-    /// Marks the failure as a crash, because the provider no longer responds after the call.
-    fn crashed(mut self) -> Self {
-        if let Some((stage, kind)) = self.class.split_once('/')
-            && kind != "timeout"
-        {
-            self.class = format!("{stage}/crash");
+    /// The failure at the same stage with another kind.
+    fn kind(mut self, kind: &str) -> Self {
+        if let Some((stage, _)) = self.class.split_once('/') {
+            self.class = format!("{stage}/{kind}");
         }
         self
+    }
+
+    /// Marks the failure as a crash, because the provider no longer responds after the call.
+    fn crashed(self) -> Self {
+        if self.class.ends_with("/timeout") { self } else { self.kind("crash") }
     }
 }
 

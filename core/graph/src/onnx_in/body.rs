@@ -3,7 +3,7 @@
 use super::{Import, graft::invalid, order, tensors::Fault};
 use crate::{
     Attribute, ExternalBase, Graph, GraphError, Initializer, Node, Tensor, ValueId, WeightData,
-    external::ExternalFiles, scope::captured,
+    external::ExternalFiles, infer::infer_shapes, scope::captured,
 };
 use std::collections::HashMap;
 
@@ -21,6 +21,21 @@ pub struct Body {
 }
 
 impl Graph {
+    /// The bodies of a node that follow the format, with inferred types and shapes. Those of their own inputs are unknown, because sizes
+    /// may change from one step of a loop to the next.
+    pub fn bodies(&self, node: &Node) -> impl Iterator<Item = Body> {
+        let attributes = node.attributes.iter().filter(|(_, value)| matches!(value, Attribute::Graph(_)));
+        attributes.filter_map(|(name, _)| {
+            let mut body = self.body(node, name).ok()?;
+            for id in body.graph.inputs.clone().into_iter().take(body.formal) {
+                body.graph.value_mut(id).shape = None;
+            }
+            // A contradiction is an error of the run that reaches it.
+            let _ = infer_shapes(&mut body.graph);
+            Some(body)
+        })
+    }
+
     /// The body in attribute `name` of a node of this graph.
     ///
     /// # Errors

@@ -3,7 +3,10 @@
 
 use crate::trust;
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 /// What a worker may use besides the system's libraries. Paths must be real, without links.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,19 +45,40 @@ const DRIVERS: [&str; 6] = [
     "LD_LIBRARY_PATH",
 ];
 
-/// Folders of the drivers and libraries that the user's environment names.
+/// Folders of the drivers and libraries that the user's environment names, except those in which others can change something.
 pub(crate) fn driver_folders() -> Vec<PathBuf> {
+    driver_folders_in(trust::environment)
+}
+
+fn driver_folders_in(environment: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for variable in DRIVERS {
-        let Some(value) = trust::environment(variable) else { continue };
+        let Some(value) = environment(variable) else { continue };
         for path in std::env::split_paths(&value).filter(|path| path.is_absolute()) {
             let Ok(real) = dunce::canonicalize(&path) else { continue };
             let folder = if real.is_dir() { Some(&*real) } else { real.parent() };
             // Drivers lie beside the files that describe them.
-            found.extend(folder.filter(|folder| folder.parent().is_some()).map(Path::to_path_buf));
+            let Some(folder) = folder.filter(|folder| folder.parent().is_some()) else { continue };
+            match check_content(folder) {
+                Ok(()) => found.push(folder.to_path_buf()),
+                Err(why) => tracing::warn!("workers cannot use the folders of {variable}: {why}"),
+            }
         }
     }
     found
+}
+
+/// Checks that only root and the current user can change a folder and what is in it.
+fn check_content(folder: &Path) -> Result<(), String> {
+    let cannot_read = |e| format!("cannot read {}: {e}", folder.display());
+    for entry in std::fs::read_dir(folder).map_err(cannot_read)? {
+        let path = entry.map_err(cannot_read)?.path();
+        // Nothing can be loaded through a link that leads nowhere.
+        if path.exists() {
+            trust::check_owner(&path)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
@@ -221,5 +245,29 @@ mod linux {
             SeccompFilter::new(rules, SeccompAction::Allow, refuse, std::env::consts::ARCH.try_into()?)?;
         let program: BpfProgram = filter.try_into()?;
         Ok(seccompiler::apply_filter(&program)?)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    #[test]
+    fn folders_that_others_can_change_stay_closed() {
+        let folders = ["private", "file", "folder"].map(|name| {
+            let dir = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+            let library = dir.path().join("libdriver.so");
+            fs::write(&library, "").unwrap();
+            std::os::unix::fs::symlink("nowhere", dir.path().join("libgone.so")).unwrap();
+            let mode =
+                |changed: bool, mode| fs::Permissions::from_mode(if changed { mode | 0o022 } else { mode });
+            fs::set_permissions(&library, mode(name == "file", 0o644)).unwrap();
+            fs::set_permissions(dir.path(), mode(name == "folder", 0o755)).unwrap();
+            dir
+        });
+        let paths = std::env::join_paths(folders.iter().map(|dir| dir.path())).unwrap();
+        let found = driver_folders_in(|name| (name == "LD_LIBRARY_PATH").then(|| paths.clone()));
+        assert_eq!(found, [dunce::canonicalize(folders[0].path()).unwrap()]);
     }
 }

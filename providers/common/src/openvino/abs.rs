@@ -1,7 +1,7 @@
 //! Stops OpenVINO from dropping absolute values.
 
-use crate::nodes::new_node;
-use sdrun_graph::{Attribute, Graph, Value, ValueId};
+use crate::nodes::Rewrite;
+use sdrun_graph::{Attribute, Graph, Value};
 use std::collections::HashSet;
 
 /// Replaces `Abs(x)` by `Max(x, -x)` where `x` depends on no input of the graph.
@@ -20,11 +20,9 @@ pub(super) fn keep_absolute_values(graph: &mut Graph) {
             && let (Some(x), Some(y)) = (node.input(0), node.output(0))
         {
             let Value { name, dtype, shape } = graph.value(y).clone();
-            let negative = graph.add_value(Value { name: format!("{name}/negative"), dtype, shape });
-            let new = |op: &str, inputs: &[ValueId], output| {
-                new_node(&node, format!("{name}/{op}"), op, inputs, output)
-            };
-            graph.nodes.extend([new("Neg", &[x], negative), new("Max", &[x, negative], y)]);
+            let mut rewrite = Rewrite::new(graph, &node, format!("{name}/abs"));
+            let negative = rewrite.node("Neg", &[x], dtype, shape);
+            rewrite.node_into("Max", &[x, negative], y);
             continue;
         }
         graph.nodes.push(node);

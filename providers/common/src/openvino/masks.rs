@@ -1,6 +1,6 @@
 //! Stops OpenVINO from folding an attention mask into the bias that is added to it.
 
-use crate::nodes::{new_constant, new_node};
+use crate::nodes::Rewrite;
 use sdrun_abi::DType;
 use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
 
@@ -47,19 +47,14 @@ fn separate(
     y: ValueId,
 ) -> Result<(), GraphError> {
     let Value { name, shape, .. } = graph.value(y).clone();
-    let value = |graph: &mut Graph, what: &str, dtype, shape| {
-        graph.add_value(Value { name: format!("{name}/{what}"), dtype: Some(dtype), shape })
-    };
-    let zero = Tensor::new(dtype, Vec::new(), vec![0; dtype.size()])?;
-    let zero = new_constant(graph, format!("{name}/zero"), zero);
-    let product = value(graph, "product", dtype, shape);
-    let shape = graph.value(x).shape.clone();
-    let is_zero = value(graph, "is_zero", DType::Bool, shape);
-    let node =
-        |op: &str, inputs: &[ValueId], output| new_node(&mul, format!("{name}/{op}"), op, inputs, output);
-    let compare = node("Equal", &[x, zero], is_zero);
-    let choose = node("Where", &[is_zero, zero, product], y);
+    let of_x = graph.value(x).shape.clone();
+    let (of, zero) = (mul.clone(), Tensor::new(dtype, Vec::new(), vec![0; dtype.size()])?);
+    let mut rewrite = Rewrite::new(graph, &of, format!("{name}/mask"));
+    let zero = rewrite.constant(zero);
+    let product = rewrite.value(Some(dtype), shape);
     mul.outputs = vec![Some(product)];
-    graph.nodes.extend([mul, compare, choose]);
+    rewrite.graph.nodes.push(mul);
+    let is_zero = rewrite.node("Equal", &[x, zero], Some(DType::Bool), of_x);
+    rewrite.node_into("Where", &[is_zero, zero, product], y);
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! provider show whether a new version still has it.
 
 mod abs;
+mod extremes;
 mod masks;
 mod refused;
 mod rotary;
@@ -20,8 +21,9 @@ use sdrun_graph::Graph;
 pub fn avoid_faults(graph: &mut Graph) -> Result<()> {
     refused::refuse(graph)?;
     abs::keep_absolute_values(graph);
-    strides::pad_before_strides(graph).map_err(graph_error)?;
-    slopes::align_slopes(graph).map_err(graph_error)?;
+    extremes::start_from_infinity(graph);
+    strides::pad_before_strides(graph);
+    slopes::align_slopes(graph);
     masks::keep_masks_apart(graph).map_err(graph_error)?;
     rotary::join_halves_apart(graph).map_err(graph_error)
 }

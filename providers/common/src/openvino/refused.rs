@@ -1,31 +1,21 @@
-//! Refuses nodes that OpenVINO silently computes wrongly and that we cannot rewrite.
+//! What OpenVINO silently computes wrongly and we cannot rewrite.
 
+use crate::refused::{misplaced_corners, refuse as refuse_nodes};
 use sdrun_abi::{DType, Error, Result};
 use sdrun_graph::{Graph, Node, ValueId};
 
-/// Looks for nodes that OpenVINO 2026.4 computes differently from ONNX. The ONNX backend node tests show that it does.
-///
 /// # Errors
-/// `Unimplemented` with the first one, the reason, and the number of others.
+/// `Unimplemented` for inputs and outputs in f64, which OpenVINO computes in f32, and for the nodes in [`fault`].
 pub(super) fn refuse(graph: &Graph) -> Result<()> {
-    let words = |node: &Node| {
-        let why = fault(graph, node)?;
-        let output = node.output(0).map_or("", |id| graph.value(id).name.as_str());
-        let name = if node.name.is_empty() { output } else { &node.name };
-        Some(format!("{} `{name}`: {why}", node.op_type))
-    };
-    let nodes = graph.nodes.iter().filter(|node| node.domain.is_empty());
-    let found: Vec<String> = nodes.filter_map(words).collect();
-    match &found[..] {
-        [] => Ok(()),
-        [one] => Err(Error::unsupported(format!("OpenVINO computes other numbers than ONNX for {one}"))),
-        [first, rest @ ..] => Err(Error::unsupported(format!(
-            "OpenVINO computes other numbers than ONNX for {first} and {} more nodes",
-            rest.len()
-        ))),
+    let mut ends = graph.inputs.iter().chain(&graph.outputs).map(|id| graph.value(*id));
+    if let Some(value) = ends.find(|value| value.dtype == Some(DType::F64)) {
+        let name = &value.name;
+        return Err(Error::unsupported(format!("`{name}` is f64, and OpenVINO computes in f32")));
     }
+    refuse_nodes(graph, "OpenVINO", fault)
 }
 
+/// Why OpenVINO 2026.4 computes a node differently from ONNX.
 fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
     let computed = |at: usize| node.input(at).is_some_and(|id| graph.constant(id).is_none());
     let dtype = |id: Option<ValueId>| graph.value(id?).dtype;
@@ -35,6 +25,14 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
         {
             Some("it ignores the window")
         }
+        "Attention"
+            if node.int_or("is_causal", 0) != 0 && node.input(3).is_some() && node.input(4).is_some() =>
+        {
+            Some("it hides other positions if there are a mask and past keys")
+        }
+        "Attention" if node.input(6).is_some() && dtype(node.input(0)) == Some(DType::BF16) => {
+            Some("in bf16, without AVX-512, it averages values where all keys are padding")
+        }
         "BitShift" if dtype(node.input(0)).is_some_and(is_signed) => {
             Some("it shifts signed integers as the processor does")
         }
@@ -42,7 +40,11 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
             Some("it rounds to 8-bit floats differently")
         }
         "DFT" if computed(2) => Some("it ignores an axis that is computed"),
+        "Div" if matches!(dtype(node.input(0)), Some(DType::I8 | DType::U8)) => {
+            Some("it rounds quotients of bytes on processors without AVX")
+        }
         "LSTM" if node.input(7).is_some() => Some("it ignores peepholes"),
+        "NonMaxSuppression" => Some("it also drops boxes whose overlap is exactly the threshold"),
         "QuantizeLinear" if dtype(node.output(0)).is_some_and(|dtype| dtype.size() == 2) => {
             Some("it quantises to 16 bits differently")
         }
@@ -52,9 +54,11 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
             Some("it ignores keep_aspect_ratio_policy")
         }
         "RoiAlign" if node.str("mode") == Some("max") => Some("it takes the maximum of other samples"),
+        "Softsign" => Some("it computes 1 on processors without AVX"),
         "SpaceToDepth" if node.str("mode").is_some_and(|mode| mode != "DCR") => Some("it ignores the mode"),
+        "TopK" if node.output(1).is_some() => Some("it lists equal elements in any order"),
         "Tile" if computed(1) => Some("it gives zeros if the repeats are computed"),
-        _ => None,
+        _ => misplaced_corners(graph, node),
     }
 }
 

@@ -4,8 +4,9 @@
 //! this is lost when a compiled model is exported or stored in `CACHE_DIR`. After the import, the node reads the second half of each row behind
 //! the row. It fuses only results that one Concat joins along the last dimension, so we join them in another way.
 
-use crate::nodes::{new_constant, new_node};
-use sdrun_graph::{Attribute, Dim, Graph, GraphError, Node, Tensor, Value, ValueId};
+use crate::nodes::Rewrite;
+use sdrun_abi::DType;
+use sdrun_graph::{Dim, Graph, GraphError, Node, Value, ValueId};
 use std::collections::HashMap;
 
 /// Spells out `RotaryEmbedding`, and joins the halves of rotary embeddings that are already spelled out differently.
@@ -24,12 +25,13 @@ pub(super) fn join_halves_apart(graph: &mut Graph) -> Result<(), GraphError> {
             graph.nodes.push(node);
             continue;
         };
-        let mut parts = Parts { of: &node, y: graph.value(y).clone(), graph, count: 0 };
+        let Value { name, dtype, .. } = graph.value(y).clone();
+        let mut parts = Parts { rewrite: Rewrite::new(graph, &node, format!("{name}/rotary")), dtype };
         if node.op_type == "RotaryEmbedding" && node.domain.is_empty() {
-            parts.spell_out(y)?;
-        } else if let Some((a, b, rank)) = halves(parts.graph, &node, &producers) {
-            let joined = parts.join(a, b, -2, rank)?;
-            parts.node_into("Identity", &[joined], y);
+            parts.spell_out(&node, y)?;
+        } else if let Some((a, b, rank)) = halves(parts.rewrite.graph, &node, &producers) {
+            let joined = parts.join(a, b, -2, rank);
+            parts.rewrite.node_into("Identity", &[joined], y);
         } else {
             graph.nodes.push(node);
         }
@@ -64,27 +66,24 @@ fn halves(
 
 /// Adds the nodes that replace a node.
 struct Parts<'a> {
-    graph: &'a mut Graph,
-    of: &'a Node,
-    /// The output of the node that is replaced.
-    y: Value,
-    count: usize,
+    rewrite: Rewrite<'a>,
+    /// The type of all values.
+    dtype: Option<DType>,
 }
 
 impl Parts<'_> {
     /// See the function body of RotaryEmbedding in the ONNX specification. `x` is `[batch, heads, tokens, size]`, or
     /// `[batch, tokens, heads * size]`; the tables are `[positions, half]` with position ids, else `[batch, tokens, half]`.
-    fn spell_out(&mut self, y: ValueId) -> Result<(), GraphError> {
-        let of = self.of;
-        let name = self.y.name.clone();
+    fn spell_out(&mut self, of: &Node, y: ValueId) -> Result<(), GraphError> {
+        let name = self.rewrite.graph.value(y).name.clone();
         let wrong = |what: &str| GraphError::Invalid(format!("RotaryEmbedding `{name}` {what}"));
         let input = |at| of.input(at).ok_or_else(|| wrong("lacks an input"));
         let (x, cos, sin) = (input(0)?, input(1)?, input(2)?);
-        let rank = self.graph.value(x).shape.as_ref().map(Vec::len);
+        let rank = self.rewrite.graph.value(x).shape.as_ref().map(Vec::len);
         // The dimension of the heads, which the tables lack.
         let (heads, x) = match rank {
             Some(4) => (1, x),
-            Some(3) => (2, self.reshape(x, &[0, 0, of.int_or("num_heads", 0), -1])?),
+            Some(3) => (2, self.reshape(x, &[0, 0, of.int_or("num_heads", 0), -1])),
             _ => return Err(wrong("has an input that is not known to have three or four dimensions")),
         };
         let mut table = |table: ValueId| {
@@ -92,41 +91,41 @@ impl Parts<'_> {
                 Some(ids) => self.node("Gather", &[table, ids]),
                 None => table,
             };
-            let heads = self.ints(&[heads])?;
-            Ok::<_, GraphError>(self.node("Unsqueeze", &[rows, heads]))
+            let heads = self.rewrite.ints(&[heads]);
+            self.node("Unsqueeze", &[rows, heads])
         };
-        let (cos, sin) = (table(cos)?, table(sin)?);
+        let (cos, sin) = (table(cos), table(sin));
         let (rotated, rest) = match of.int_or("rotary_embedding_dim", 0) {
             0 => (x, None),
-            size => (self.slice(x, 0, size, 1)?, Some(self.slice(x, size, i64::MAX, 1)?)),
+            size => (self.slice(x, 0, size, 1), Some(self.slice(x, size, i64::MAX, 1))),
         };
         let interleaved = of.int_or("interleaved", 0) != 0;
         let (a, b) = match interleaved {
-            true => (self.slice(rotated, 0, i64::MAX, 2)?, self.slice(rotated, 1, i64::MAX, 2)?),
+            true => (self.slice(rotated, 0, i64::MAX, 2), self.slice(rotated, 1, i64::MAX, 2)),
             false => self.split(rotated),
         };
         let (a_cos, b_sin) = (self.node("Mul", &[a, cos]), self.node("Mul", &[b, sin]));
         let (a_sin, b_cos) = (self.node("Mul", &[a, sin]), self.node("Mul", &[b, cos]));
         let (a, b) = (self.node("Sub", &[a_cos, b_sin]), self.node("Add", &[a_sin, b_cos]));
-        let mut all = self.join(a, b, if interleaved { -1 } else { -2 }, 4)?;
+        let mut all = self.join(a, b, if interleaved { -1 } else { -2 }, 4);
         if let Some(rest) = rest {
             all = self.node("Concat", &[all, rest]);
-            self.set("axis", -1);
+            self.rewrite.set("axis", -1);
         }
         if rank == Some(3) {
-            all = self.reshape(all, &[0, 0, -1])?;
+            all = self.reshape(all, &[0, 0, -1]);
         }
-        self.node_into("Identity", &[all], y);
+        self.rewrite.node_into("Identity", &[all], y);
         Ok(())
     }
 
     /// Joins two parts with `rank` dimensions along the last one: one after the other if `axis` is -2, element by element if it is -1.
-    fn join(&mut self, a: ValueId, b: ValueId, axis: i64, rank: usize) -> Result<ValueId, GraphError> {
+    fn join(&mut self, a: ValueId, b: ValueId, axis: i64, rank: usize) -> ValueId {
         let mut apart = vec![0; rank - 1];
         apart.extend(if axis == -2 { [1, -1] } else { [-1, 1] });
-        let (a, b) = (self.reshape(a, &apart)?, self.reshape(b, &apart)?);
+        let (a, b) = (self.reshape(a, &apart), self.reshape(b, &apart));
         let both = self.node("Concat", &[a, b]);
-        self.set("axis", axis);
+        self.rewrite.set("axis", axis);
         let mut sizes = vec![0; rank];
         sizes[rank - 1] = -1;
         self.reshape(both, &sizes)
@@ -134,60 +133,26 @@ impl Parts<'_> {
 
     fn split(&mut self, x: ValueId) -> (ValueId, ValueId) {
         let a = self.node("Split", &[x]);
-        self.set("axis", -1);
-        self.set("num_outputs", 2);
-        let b = self.value();
-        if let Some(node) = self.graph.nodes.last_mut() {
+        self.rewrite.set("axis", -1);
+        self.rewrite.set("num_outputs", 2);
+        let b = self.rewrite.value(self.dtype, None);
+        if let Some(node) = self.rewrite.graph.nodes.last_mut() {
             node.outputs.push(Some(b));
         }
         (a, b)
     }
 
-    fn slice(&mut self, x: ValueId, start: i64, end: i64, step: i64) -> Result<ValueId, GraphError> {
-        let constants = [start, end, -1, step].map(|value| self.ints(&[value]));
-        let mut inputs = vec![x];
-        for constant in constants {
-            inputs.push(constant?);
-        }
-        Ok(self.node("Slice", &inputs))
+    fn slice(&mut self, x: ValueId, start: i64, end: i64, step: i64) -> ValueId {
+        let [start, end, axis, step] = [start, end, -1, step].map(|value| self.rewrite.ints(&[value]));
+        self.node("Slice", &[x, start, end, axis, step])
     }
 
-    fn reshape(&mut self, x: ValueId, sizes: &[i64]) -> Result<ValueId, GraphError> {
-        let sizes = self.ints(sizes)?;
-        Ok(self.node("Reshape", &[x, sizes]))
-    }
-
-    fn ints(&mut self, values: &[i64]) -> Result<ValueId, GraphError> {
-        let tensor = Tensor::from_elements(vec![values.len()], values)?;
-        let name = self.name();
-        Ok(new_constant(self.graph, name, tensor))
+    fn reshape(&mut self, x: ValueId, sizes: &[i64]) -> ValueId {
+        let sizes = self.rewrite.ints(sizes);
+        self.node("Reshape", &[x, sizes])
     }
 
     fn node(&mut self, op: &str, inputs: &[ValueId]) -> ValueId {
-        let output = self.value();
-        self.node_into(op, inputs, output);
-        output
-    }
-
-    fn node_into(&mut self, op: &str, inputs: &[ValueId], output: ValueId) {
-        let name = self.name();
-        self.graph.nodes.push(new_node(self.of, name, op, inputs, output));
-    }
-
-    /// Sets an attribute of the last node.
-    fn set(&mut self, name: &str, value: i64) {
-        if let Some(node) = self.graph.nodes.last_mut() {
-            node.attributes.insert(name.into(), Attribute::Int(value));
-        }
-    }
-
-    fn value(&mut self) -> ValueId {
-        let (name, dtype) = (self.name(), self.y.dtype);
-        self.graph.add_value(Value { name, dtype, shape: None })
-    }
-
-    fn name(&mut self) -> String {
-        self.count += 1;
-        format!("{}/rotary{}", self.y.name, self.count)
+        self.rewrite.node(op, inputs, self.dtype, None)
     }
 }

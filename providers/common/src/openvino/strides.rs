@@ -1,7 +1,7 @@
 //! Stops OpenVINO from applying strides before padding.
 
-use crate::nodes::{new_constant, new_node};
-use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
+use crate::nodes::Rewrite;
+use sdrun_graph::{Graph, Node, Value, ValueId};
 
 /// Splits a padded convolution with strides whose kernel has one element into a padding, a slice with steps and a convolution without
 /// either, which computes the same.
@@ -9,10 +9,10 @@ use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
 /// OpenVINO 2026.4 moves the strides of such a convolution to an earlier node, but not the padding. With four columns, one column of padding
 /// before them and a stride of 2, it takes the padding and columns 1 and 3 instead of the padding and columns 2 and 4. The same happens
 /// to a Pad node before the convolution, because OpenVINO merges the two.
-pub(super) fn pad_before_strides(graph: &mut Graph) -> Result<(), GraphError> {
+pub(super) fn pad_before_strides(graph: &mut Graph) {
     // Older versions of Pad and Slice take these values as attributes.
     if graph.opset() < 11 {
-        return Ok(());
+        return;
     }
     let mut pads = Vec::new();
     for mut node in std::mem::take(&mut graph.nodes) {
@@ -20,7 +20,7 @@ pub(super) fn pad_before_strides(graph: &mut Graph) -> Result<(), GraphError> {
             pads.extend(node.output(0));
         }
         if let Some((x, padding, strides)) = strided(graph, &node, &pads) {
-            let prepared = prepare(graph, &node, x, &padding, &strides)?;
+            let prepared = prepare(graph, &node, x, &padding, &strides);
             node.inputs[0] = Some(prepared);
             for name in ["pads", "strides", "dilations"] {
                 node.attributes.remove(name);
@@ -28,7 +28,6 @@ pub(super) fn pad_before_strides(graph: &mut Graph) -> Result<(), GraphError> {
         }
         graph.nodes.push(node);
     }
-    Ok(())
 }
 
 /// The input, the padding and the strides of such a convolution.
@@ -46,34 +45,17 @@ fn strided(graph: &Graph, node: &Node, pads: &[ValueId]) -> Option<(ValueId, Vec
 }
 
 /// Adds the padding and the slice. Returns the result.
-fn prepare(
-    graph: &mut Graph,
-    conv: &Node,
-    mut x: ValueId,
-    padding: &[i64],
-    strides: &[i64],
-) -> Result<ValueId, GraphError> {
-    let Some(y) = conv.output(0) else { return Ok(x) };
-    let name = graph.value(y).name.clone();
-    let dtype = graph.value(y).dtype;
-    let add = |graph: &mut Graph, op: &str, x: ValueId, constants: &[(&str, Vec<i64>)]| {
-        let name = format!("{name}/{op}");
-        let mut inputs = vec![x];
-        for (what, values) in constants {
-            let tensor = Tensor::from_elements(vec![values.len()], values)?;
-            inputs.push(new_constant(graph, format!("{name}/{what}"), tensor));
-        }
-        let output = graph.add_value(Value { name: name.clone(), dtype, shape: None });
-        graph.nodes.push(new_node(conv, name, op, &inputs, output));
-        Ok::<ValueId, GraphError>(output)
-    };
+fn prepare(graph: &mut Graph, conv: &Node, mut x: ValueId, padding: &[i64], strides: &[i64]) -> ValueId {
+    let Some(y) = conv.output(0) else { return x };
+    let Value { name, dtype, .. } = graph.value(y).clone();
+    let mut rewrite = Rewrite::new(graph, conv, format!("{name}/strides"));
     let rank = strides.len();
     if padding.iter().any(|pad| *pad > 0) {
         let (before, after) = padding.split_at(rank);
-        x = add(graph, "Pad", x, &[("pads", [&[0, 0], before, &[0, 0], after].concat())])?;
+        let pads = rewrite.ints(&[&[0, 0], before, &[0, 0], after].concat());
+        x = rewrite.node("Pad", &[x, pads], dtype, None);
     }
     let axes: Vec<i64> = (2..2 + rank as i64).collect();
-    let (starts, ends) = (vec![0; rank], vec![i64::MAX; rank]);
-    let steps = strides.to_vec();
-    add(graph, "Slice", x, &[("starts", starts), ("ends", ends), ("axes", axes), ("steps", steps)])
+    let ranges = [&vec![0; rank], &vec![i64::MAX; rank], &axes, strides].map(|values| rewrite.ints(values));
+    rewrite.node("Slice", &[&[x], &ranges[..]].concat(), dtype, None)
 }
