@@ -1,7 +1,10 @@
 //! Valid models of a few hundred bytes that once kept sdrun busy for hours, aborted it or crashed a runtime in its process.
 
 use super::{Machine, PROVIDERS, finish, succeeds};
-use sdrun::{abi::DType, graph::proto::GraphProto};
+use sdrun::{
+    abi::DType,
+    graph::proto::{EXTERNAL, GraphProto, StringStringEntryProto, TensorProto},
+};
 use sdrun_tests::onnx;
 use std::{
     path::{Path, PathBuf},
@@ -24,8 +27,90 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
 fn work_on_constants_is_limited() {
     let machine = Machine::new();
     for file in files("busy", "onnx") {
-        succeeds(&mut machine.sdrun(&["inspect", file.to_str().unwrap()]));
+        let file = file.to_str().unwrap();
+        succeeds(&mut machine.sdrun(&["inspect", file]));
+        succeeds(&mut machine.sdrun(&["build", file, "-p", "ggml", "-o", "busy.sdengine"]));
     }
+}
+
+/// The constants of these models would take hours to compute when they run.
+#[test]
+fn a_time_limit_ends_what_a_model_asks_for() {
+    let machine = Machine::new();
+    for file in files("busy", "onnx")
+        .iter()
+        .filter(|file| ["conv.onnx", "lrn.onnx"].iter().any(|n| file.ends_with(n)))
+    {
+        for provider in PROVIDERS {
+            let run = [
+                "run",
+                file.to_str().unwrap(),
+                "-p",
+                provider,
+                "--seed",
+                "1",
+                "--no-cache",
+                "--time-limit",
+                "1s",
+            ];
+            let outcome = finish(&mut machine.sdrun(&run));
+            assert!(
+                matches!(outcome.code, Some(6 | 9)),
+                "{file:?} on {provider}: {:?} {}",
+                outcome.code,
+                outcome.stderr
+            );
+        }
+    }
+}
+
+/// A file without content that claims 256 GB of indices, and a range of 10^44 elements.
+#[test]
+fn constants_without_end_are_refused() {
+    let machine = Machine::new();
+    let entry =
+        |key: &str, value: &str| StringStringEntryProto { key: Some(key.into()), value: Some(value.into()) };
+    let indices = TensorProto {
+        name: Some("indices".into()),
+        data_type: Some(DType::I64 as i32),
+        dims: vec![1 << 35],
+        data_location: Some(EXTERNAL),
+        external_data: vec![entry("location", "indices.bin")],
+        ..Default::default()
+    };
+    let graph = GraphProto {
+        node: vec![
+            onnx::node("Gather", &["indices", "zero"], "taken", vec![]),
+            onnx::node("Cast", &["taken"], "cast", vec![onnx::int("to", DType::F32 as i64)]),
+            onnx::node("Add", &["x", "cast"], "y", vec![]),
+        ],
+        input: vec![onnx::typed("x", DType::F32, &[1])],
+        output: vec![onnx::typed("y", DType::F32, &[1])],
+        initializer: vec![indices, onnx::stored("zero", DType::I64, &[1], vec![0; 8])],
+        ..Default::default()
+    };
+    let model = machine.file("indices.onnx", onnx::encoded(graph, 17));
+    std::fs::File::create(model.with_file_name("indices.bin")).unwrap().set_len(1 << 38).unwrap();
+    let said = finish(&mut machine.sdrun(&["inspect", "indices.onnx"]));
+    assert_eq!(said.code, Some(4), "{}", said.stderr);
+    assert!(said.stderr.contains("`indices`") || said.stderr.contains("\"indices\""), "{}", said.stderr);
+    let graph = GraphProto {
+        node: vec![
+            onnx::node("Range", &["start", "limit", "delta"], "range", vec![]),
+            onnx::node("ReduceSum", &["range"], "sum", vec![onnx::int("keepdims", 0)]),
+            onnx::node("Add", &["x", "sum"], "y", vec![]),
+        ],
+        input: vec![onnx::typed("x", DType::F32, &[1])],
+        output: vec![onnx::typed("y", DType::F32, &[1])],
+        initializer: vec![
+            onnx::floats("start", &[], &[0.0]),
+            onnx::floats("limit", &[], &[1.0]),
+            onnx::floats("delta", &[], &[1e-44]),
+        ],
+        ..Default::default()
+    };
+    let file = machine.file("range.onnx", onnx::encoded(graph, 17));
+    PROVIDERS.iter().for_each(|provider| fails(&file, provider, &[4]));
 }
 
 /// The name of a value.
@@ -88,7 +173,7 @@ fn tensors_without_memory_are_an_error() {
 /// Padding of billions of elements.
 #[test]
 fn padding_without_end_is_refused() {
-    files("padded", "onnx").iter().for_each(|file| fails(file, "ggml", &[4, 6]));
+    files("padded", "onnx").iter().for_each(|file| fails(file, "ggml", &[4, 6, 7]));
 }
 
 /// Names that move the cursor, turn the direction of writing, and go on with a line of their own.

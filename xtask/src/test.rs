@@ -186,6 +186,9 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     tally.stage("ONNX node tests: shape inference and evaluation on the host");
     let host = ["test", "--workspace", "--test=node_tests", "--", "--ignored"];
     tally.count(&mut tests(&host))?;
+    tally.stage("ONNX node tests with one thing changed");
+    let changed = ["test", "--workspace", "--test=mutated_nodes", "--", "--ignored"];
+    tally.count(&mut tests(&changed))?;
     for manifest in dist.manifests.iter().filter(tested) {
         tally.stage(&format!("ONNX node tests: {}", manifest.provider.id));
         tally.count(&mut nodes(&manifest.provider.id)?)?;

@@ -404,7 +404,10 @@ impl Import {
 
     /// Decides which stored tensors are weights, and locates their data.
     fn place_tensors(self, external: &mut ExternalFiles<'_>) -> Result<Graph, GraphError> {
+        /// Constants are hashed, compared and copied. In known models, they take a few megabytes.
+        const MOST: usize = 1 << 30;
         let Import { mut graph, stored, .. } = self;
+        let mut constants = 0;
         let as_value = roles::values_used(&graph);
         for (id, (tensor, origin)) in stored {
             let name = &graph.value(id).name;
@@ -414,6 +417,13 @@ impl Import {
                 role => role,
             };
             let bytes = tensor.bytes();
+            if role == Role::Constant && outside {
+                constants = bytes.saturating_add(constants);
+                if constants > MOST {
+                    let reason = format!("integers that belong to the graph take more than {MOST} bytes");
+                    return Err(GraphError::ExternalData { tensor: name.clone(), reason });
+                }
+            }
             let Stored { dtype, shape, source } = tensor;
             let initializer = match (role, source) {
                 (Role::Weight, Source::Inline(data)) => {

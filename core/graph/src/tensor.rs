@@ -133,6 +133,12 @@ impl Tensor {
         }
     }
 
+    /// The same for what belongs to the structure of a graph, such as shapes and axes; `None` if there are more than a million, which a damaged
+    /// or hostile file may declare.
+    pub(crate) fn to_few_i64s(&self) -> Option<Vec<i64>> {
+        if self.len() <= 1 << 20 { self.to_i64s() } else { None }
+    }
+
     /// Floating-point elements as f32 (f64 is rounded); `None` for integers, bool and f8.
     pub fn to_f32s(&self) -> Option<Vec<f32>> {
         use DType::*;

@@ -3,7 +3,7 @@
 use crate::{
     baked::Baked,
     ep, fallback,
-    ffi::{EpDevice, OrtSession, Settings},
+    ffi::{EpDevice, OrtSession, Settings, lacking},
     log,
     provider::COMPATIBILITY,
     session::RunningSession,
@@ -109,7 +109,7 @@ impl OrtEngine {
             device: None,
             options: &[],
         };
-        recipe.create(&onnx, (&[], &[]), &[], &settings, host)?;
+        recipe.create(&onnx, (&[], &[]), &[], &settings, host).map_err(lacking)?;
         phase(host, "validate", 1, 1)
     }
 }

@@ -66,6 +66,12 @@ pub(crate) fn is_openvino(device: &EpDevice) -> bool {
 /// `Unimplemented` for nodes that no rewrite helps.
 pub(crate) fn avoid_faults(device: Option<&EpDevice>, graph: &mut Graph) -> Result<()> {
     refuse(graph, "ONNX Runtime", fault)?;
+    // It reads past the list if the last input is named and absent.
+    for node in &mut graph.nodes {
+        while node.inputs.last() == Some(&None) {
+            node.inputs.pop();
+        }
+    }
     match device {
         Some(device) if is_openvino(device) => sdrun_provider_common::openvino::avoid_faults(graph),
         _ => Ok(()),
@@ -77,14 +83,22 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
     match node.op_type.as_str() {
         "Attention"
             if node.output(3).is_some()
-                && node.int_or("is_causal", 0) != 0
-                && node.int_or("qk_matmul_output_mode", 0) == 2 =>
+                && node.int_or("qk_matmul_output_mode", 0) == 2
+                && (node.int_or("is_causal", 0) != 0 || masks(graph, node)) =>
         {
             Some("in its fourth output, what is masked is not minus infinity")
         }
         "MaxUnpool" if node.input(2).is_some() => Some("it takes indices for those of another shape"),
+        "Resize" if node.ints("axes").is_some_and(|axes| axes.iter().any(|axis| *axis < 0)) => {
+            Some("it misreads negative axes")
+        }
         _ => misplaced_corners(graph, node),
     }
+}
+
+/// Whether the mask of an Attention says what to hide, instead of what to add.
+fn masks(graph: &Graph, node: &Node) -> bool {
+    node.input(3).is_some_and(|mask| graph.value(mask).dtype == Some(DType::Bool))
 }
 
 /// Whether the execution provider can store what it has compiled, with the weights.

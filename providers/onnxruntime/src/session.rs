@@ -2,7 +2,7 @@
 
 use crate::{
     engine::{Recipe, Target},
-    ffi::OrtSession,
+    ffi::{OrtSession, lacking},
     log,
 };
 use sdrun_abi::{
@@ -130,7 +130,7 @@ impl Session for RunningSession {
             None => self.session.run_into_own(inputs, watching, |specs| buffers(specs, outputs, counts)),
         };
         log::deliver(host);
-        result?;
+        result.map_err(lacking)?;
         self.checks.computed(&self.counts)?;
         self.last_run = Some(start.elapsed());
         Ok(())

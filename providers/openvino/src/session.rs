@@ -72,7 +72,7 @@ fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<
         if !shape_fits(&spec.shape, shape) {
             let stated: Vec<String> =
                 spec.shape.iter().map(|dim| dim.map_or("?".into(), |dim| dim.to_string())).collect();
-            return Err(Error::internal(format!(
+            return Err(Error::unsupported(format!(
                 "OpenVINO infers the shape {shape:?} for output `{}`, the model states [{}]",
                 spec.name,
                 stated.join(", ")

@@ -36,6 +36,19 @@ pub fn find(dir: &Path) -> io::Result<Vec<Case>> {
 }
 
 impl Case {
+    /// The model and the inputs of the first data set, if all are tensors of types that sdrun knows.
+    pub fn read(&self) -> Option<(ModelProto, Tensors)> {
+        let model = ModelProto::decode(&*fs::read(self.dir.join("model.onnx")).ok()?).ok()?;
+        let graph = model.graph.as_ref()?;
+        if graph.input.iter().chain(&graph.output).any(|value| not_a_tensor(value.r#type.as_ref()).is_some())
+        {
+            return None;
+        }
+        let names: Vec<String> = graph.input.iter().map(|value| value.name().to_string()).collect();
+        let inputs = tensors(&self.dir.join("test_data_set_0"), "input", &names).ok()?;
+        Some((model, inputs))
+    }
+
     /// Builds and runs every data set on a provider and compares the outputs.
     pub(super) fn run(&self, provider: &Provider, device: &Device, baked: bool) -> Result<(), Failure> {
         let path = self.dir.join("model.onnx");

@@ -41,6 +41,7 @@ use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
 use crate::{GraphError, Node, OPSETS, Tensor, fused, recurrent::MICROSOFT};
 use call::{Call, Fault};
 pub use resize::{Interpolation, Taps, interpolation};
+pub use work::is_long;
 pub(crate) use work::{count, work};
 
 /// Maximum number of elements of an output. A larger one is a mistake or an attack.

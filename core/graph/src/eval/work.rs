@@ -77,6 +77,12 @@ fn kernel(node: &Node) -> u64 {
     sides.iter().fold(1, |n: u64, side| n.saturating_mul((*side).max(1) as u64))
 }
 
+/// Whether a node on inputs of these shapes, with outputs of these, takes more than about a hundredth of a second.
+#[must_use]
+pub fn is_long(node: &Node, inputs: &[Option<&[usize]>], outputs: &[&[usize]]) -> bool {
+    work(node, inputs.iter().copied(), outputs.iter().copied()) > 10_000_000
+}
+
 /// One step for each combination of all indices.
 fn einsum(node: &Node, shapes: &[&[usize]]) -> u64 {
     let ranks: Vec<usize> = shapes.iter().map(|shape| shape.len()).collect();

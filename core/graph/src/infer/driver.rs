@@ -21,6 +21,38 @@ pub(crate) fn describe(node: &Node) -> String {
     }
 }
 
+/// Attributes that are 0 or 1. Runtimes differ in how they read other numbers.
+const FLAGS: [&str; 28] = [
+    "align_corners",
+    "allowzero",
+    "antialias",
+    "ceil_mode",
+    "center_point_box",
+    "count_include_pad",
+    "exclude_outside",
+    "exclusive",
+    "fmod",
+    "input_forget",
+    "interleaved",
+    "inverse",
+    "is_causal",
+    "keepdims",
+    "largest",
+    "layout",
+    "linear_before_reset",
+    "noop_with_empty_axes",
+    "onesided",
+    "reverse",
+    "saturate",
+    "select_last_index",
+    "sorted",
+    "storage_order",
+    "training_mode",
+    "transA",
+    "transB",
+    "upper",
+];
+
 /// Applies the rule of the node's operator; `Ok(None)` if the operator has none.
 pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError> {
     let node = ctx.node;
@@ -30,6 +62,11 @@ pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError
         _ => None,
     };
     let Some(rule) = rule else { return Ok(None) };
+    let flag = |name: &&str| node.int(name).is_some_and(|value| ![0, 1].contains(&value));
+    if let Some(name) = FLAGS.iter().find(|name| flag(name)) {
+        let value = node.int_or(name, 0);
+        return Err(GraphError::Invalid(format!("{}: {name} must be 0 or 1, not {value}", describe(node))));
+    }
     let facts = rule(ctx).map_err(|e| GraphError::Invalid(format!("{}: {e}", describe(node))))?;
     Ok(Some(facts))
 }

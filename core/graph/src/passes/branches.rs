@@ -12,7 +12,8 @@ pub fn inline_branches(graph: &mut Graph) -> Result<usize, GraphError> {
         if !node.domain.is_empty() || node.op_type != "If" {
             continue;
         }
-        let condition = node.input(0).and_then(|id| graph.constant(id)).and_then(|tensor| tensor.to_i64s());
+        let condition =
+            node.input(0).and_then(|id| graph.constant(id)).and_then(|tensor| tensor.to_few_i64s());
         let branch = match condition.as_deref() {
             Some([0]) => "else_branch",
             Some([_]) => "then_branch",

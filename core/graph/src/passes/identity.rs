@@ -80,7 +80,7 @@ fn changes_nothing(graph: &Graph, node: &Node, from: ValueId) -> bool {
     };
     let all = |slot: usize, wanted: i64| match node.input(slot) {
         Some(id) => {
-            graph.constant(id).and_then(|t| t.to_i64s()).is_some_and(|v| v.iter().all(|v| *v == wanted))
+            graph.constant(id).and_then(|t| t.to_few_i64s()).is_some_and(|v| v.iter().all(|v| *v == wanted))
         }
         None => true,
     };

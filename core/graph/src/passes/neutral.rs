@@ -24,7 +24,7 @@ fn unchanged(uses: &Uses<'_>, n: &Node) -> Option<ValueId> {
         let constant = uses.constant(c)?;
         // A single element of no higher rank cannot change the shape.
         let fits = constant.len() == 1 && constant.shape().len() <= uses.rank(x)?;
-        let equal = match constant.to_i64s() {
+        let equal = match constant.to_few_i64s() {
             Some(ints) => ints == [value as i64],
             None => uses.scalar(c) == Some(value),
         };

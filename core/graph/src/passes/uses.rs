@@ -104,7 +104,7 @@ impl<'g> Uses<'g> {
     }
     /// The integers of input `i`, if constant.
     pub(crate) fn ints(&self, node: &Node, i: usize) -> Option<Vec<i64>> {
-        self.constant(node.input(i)?)?.to_i64s()
+        self.constant(node.input(i)?)?.to_few_i64s()
     }
     /// The single element of a floating-point constant.
     pub(crate) fn scalar(&self, id: ValueId) -> Option<f32> {

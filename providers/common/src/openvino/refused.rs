@@ -19,16 +19,15 @@ pub(super) fn refuse(graph: &Graph) -> Result<()> {
 fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
     let computed = |at: usize| node.input(at).is_some_and(|id| graph.constant(id).is_none());
     let dtype = |id: Option<ValueId>| graph.value(id?).dtype;
+    let is_zero = |name: &str| node.float(name) == Some(0.0);
     match node.op_type.as_str() {
         "Attention"
             if ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) >= 0) =>
         {
             Some("it ignores the window")
         }
-        "Attention"
-            if node.int_or("is_causal", 0) != 0 && node.input(3).is_some() && node.input(4).is_some() =>
-        {
-            Some("it hides other positions if there are a mask and past keys")
+        "Attention" if node.int_or("is_causal", 0) != 0 && node.input(4).is_some() => {
+            Some("it hides other positions if there are past keys")
         }
         "Attention" if node.input(6).is_some() && dtype(node.input(0)) == Some(DType::BF16) => {
             Some("in bf16, without AVX-512, it averages values where all keys are padding")
@@ -40,10 +39,24 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
             Some("it rounds to 8-bit floats differently")
         }
         "DFT" if computed(2) => Some("it ignores an axis that is computed"),
-        "Div" if matches!(dtype(node.input(0)), Some(DType::I8 | DType::U8)) => {
-            Some("it rounds quotients of bytes on processors without AVX")
+        "Add" | "Div" | "Mul" | "Pow" | "Sub"
+            if dtype(node.input(0)).is_some_and(|dtype| !dtype.is_float() && dtype.size() < 4) =>
+        {
+            Some("it rounds or saturates integers of 8 and 16 bits")
         }
+        "GRU" | "LSTM" | "RNN" if node.int_or("layout", 0) != 0 => Some("it ignores the layout"),
         "LSTM" if node.input(7).is_some() => Some("it ignores peepholes"),
+        "Attention" if node.float("scale") == Some(0.0) => Some("it ignores a scale of 0"),
+        "HardSigmoid" if is_zero("alpha") || is_zero("beta") => Some("it ignores zeros"),
+        "LRN" if node.float("bias").is_some_and(|bias| bias.fract() != 0.0) => {
+            Some("it rounds the bias to a whole number")
+        }
+        "LpPool" if node.int_or("ceil_mode", 0) != 0 || is_dilated(node) => Some("it pools other windows"),
+        "Mod" if dtype(node.input(0)).is_some_and(DType::is_float) => {
+            Some("it has another remainder of infinities")
+        }
+        "Range" if !counts_up(graph, node) => Some("it counts where there is nothing to count"),
+        "Selu" if is_zero("alpha") || is_zero("gamma") => Some("it ignores zeros"),
         "NonMaxSuppression" => Some("it also drops boxes whose overlap is exactly the threshold"),
         "QuantizeLinear" if dtype(node.output(0)).is_some_and(|dtype| dtype.size() == 2) => {
             Some("it quantises to 16 bits differently")
@@ -53,13 +66,28 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
         "Resize" if node.str("keep_aspect_ratio_policy").is_some_and(|policy| policy != "stretch") => {
             Some("it ignores keep_aspect_ratio_policy")
         }
-        "RoiAlign" if node.str("mode") == Some("max") => Some("it takes the maximum of other samples"),
+        "RoiAlign" if node.str("mode") == Some("max") || node.int_or("sampling_ratio", 0) == 0 => {
+            Some("it takes other samples")
+        }
         "Softsign" => Some("it computes 1 on processors without AVX"),
         "SpaceToDepth" if node.str("mode").is_some_and(|mode| mode != "DCR") => Some("it ignores the mode"),
         "TopK" if node.output(1).is_some() => Some("it lists equal elements in any order"),
         "Tile" if computed(1) => Some("it gives zeros if the repeats are computed"),
         _ => misplaced_corners(graph, node),
     }
+}
+
+fn is_dilated(node: &Node) -> bool {
+    node.ints("dilations").is_some_and(|dilations| dilations.iter().any(|dilation| *dilation != 1))
+}
+
+/// Whether a Range starts at 0 and counts in ones. It ends at a size then, which is not negative.
+fn counts_up(graph: &Graph, node: &Node) -> bool {
+    let is = |at: usize, wanted: i64| {
+        let constant = node.input(at).and_then(|id| graph.constant(id));
+        constant.is_some_and(|tensor| tensor.to_i64s() == Some(vec![wanted]))
+    };
+    is(0, 0) && is(2, 1)
 }
 
 fn is_signed(dtype: DType) -> bool {

@@ -138,7 +138,7 @@ impl Attention {
         sums.resize(size * lanes);
         state.resize(2 * lanes, 0.0);
         let (maxima, totals) = state.split_at_mut(lanes);
-        // Half of the least number, because it is multiplied by log2(e).
+        // Half of the least number, so that its difference from a score stays finite.
         maxima.fill(f32::MIN / 2.0);
         totals.fill(0.0);
 

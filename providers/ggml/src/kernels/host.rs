@@ -1,6 +1,5 @@
 use crate::{
     ffi::{Grid, Inputs, Kernel, Tile},
-    shape,
     storage::{from_storage, into_storage},
 };
 use sdrun_abi::DType;
@@ -14,6 +13,17 @@ pub(crate) enum Argument {
     Constant(Tensor),
     /// The next input of the kernel, with its type and shape in the graph.
     Computed(DType, Vec<usize>),
+}
+
+impl Argument {
+    /// The shape, if the argument is present.
+    pub(crate) fn shape(&self) -> Option<&[usize]> {
+        match self {
+            Argument::Absent => None,
+            Argument::Constant(tensor) => Some(tensor.shape()),
+            Argument::Computed(_, shape) => Some(shape),
+        }
+    }
 }
 
 /// An output of a [`HostNode`]: its type and shape in the graph.
@@ -37,7 +47,8 @@ pub(crate) struct HostNode {
 impl Produced {
     /// The size in bytes, as stored.
     pub(crate) fn bytes(&self) -> usize {
-        crate::storage::storage_type(self.dtype).map_or(0, |type_| type_.size()) * shape::len(&self.shape)
+        let size = crate::storage::storage_type(self.dtype).map_or(0, |type_| type_.size());
+        self.shape.iter().fold(size, |bytes, dim| bytes.saturating_mul(*dim))
     }
 }
 

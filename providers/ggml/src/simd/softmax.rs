@@ -80,15 +80,16 @@ impl Step<'_> {
                 );
                 _mm512_storeu_ps(self.maxima.as_mut_ptr().add(half), maximum);
                 let log2_e = _mm512_set1_ps(std::f32::consts::LOG2_E);
-                let offset = _mm512_mul_ps(maximum, log2_e);
+                // The difference comes first: a fused product would round large scores.
+                let power = |x| _mm512_mul_ps(_mm512_sub_ps(x, maximum), log2_e);
                 let mut sums = [_mm512_setzero_ps(); 2];
                 for (i, row) in self.scores.iter_mut().enumerate() {
                     let at = row.as_mut_ptr().add(half);
-                    let weight = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(at), log2_e, offset));
+                    let weight = exp2(power(_mm512_loadu_ps(at)));
                     sums[i % 2] = _mm512_add_ps(sums[i % 2], weight);
                     _mm512_storeu_ps(at, weight);
                 }
-                let factor = exp2(_mm512_fmsub_ps(old, log2_e, offset));
+                let factor = exp2(power(old));
                 _mm512_storeu_ps(factors.as_mut_ptr().add(half), factor);
                 let total = self.totals.as_mut_ptr().add(half);
                 let sum = _mm512_add_ps(sums[0], sums[1]);

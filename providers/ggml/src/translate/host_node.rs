@@ -80,10 +80,16 @@ impl<'g> Translator<'g> {
     }
 }
 
-/// Evaluates a node on zeros to learn, before the run, whether its attributes and types are supported. Large nodes are not checked.
+/// Evaluates a node on zeros to learn, before the run, whether its attributes and types are supported. Nodes with much data or work are not
+/// checked.
 fn probe(node: &Node, opset: i64, arguments: &[Argument], outputs: &[Option<Produced>]) -> Outcome {
     const LIMIT: usize = 1 << 22;
-    let mut bytes: usize = outputs.iter().flatten().map(Produced::bytes).sum();
+    let shapes: Vec<Option<&[usize]>> = arguments.iter().map(Argument::shape).collect();
+    let made: Vec<&[usize]> = outputs.iter().flatten().map(|output| &output.shape[..]).collect();
+    if eval::is_long(node, &shapes, &made) {
+        return Ok(());
+    }
+    let mut bytes = outputs.iter().flatten().map(Produced::bytes).fold(0, usize::saturating_add);
     let mut zeros = Vec::with_capacity(arguments.len());
     for argument in arguments {
         zeros.push(match argument {

@@ -23,6 +23,12 @@ impl<'g> Translator<'g> {
             Some(shape) if shape.contains(&0) => {
                 refuse(format!("{:?} has no elements: {shape:?}", value.name))
             }
+            // Sizes in bytes must not overflow, whatever the type.
+            Some(shape)
+                if shape.iter().try_fold(8_isize, |n, dim| n.checked_mul(*dim as isize)).is_none() =>
+            {
+                refuse(format!("{:?} is too large: {shape:?}", value.name))
+            }
             Some(shape) => Ok(shape),
             None => refuse(format!("the shape of {:?} is not known", value.name)),
         }

@@ -178,7 +178,7 @@ impl OwnedProperties {
 
 /// OpenVINO reports a model that it cannot handle as a general failure. The host has already read and checked the
 /// model, so the model is valid and OpenVINO does not support it.
-fn unsupported(mut error: Error) -> Error {
+pub(super) fn unsupported(mut error: Error) -> Error {
     if error.code == ErrorCode::Internal {
         (error.code, error.hint) = (ErrorCode::Unimplemented, Some(Hint::UseProvider(None)));
     }

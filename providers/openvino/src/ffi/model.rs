@@ -124,7 +124,7 @@ impl CompiledModel {
             })
             .collect::<Result<Vec<String>>>()?;
         if let Some(unknown) = names.iter().find(|name| inputs.iter().all(|input| input.name != **name)) {
-            return Err(Error::internal(format!(
+            return Err(Error::unsupported(format!(
                 "OpenVINO expects an input `{unknown}` that the model does not have"
             )));
         }

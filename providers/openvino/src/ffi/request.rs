@@ -1,4 +1,4 @@
-use super::{CompiledModel, check, handle, model::take_shape};
+use super::{CompiledModel, check, core::unsupported, handle, model::take_shape};
 use openvino_sys::{self as ov, ov_element_type_e, ov_status_e};
 use sdrun_abi::{DType, Error, OutputSpec, Result, TensorView};
 use std::{
@@ -169,7 +169,8 @@ impl InferRequest {
         let request = self.request.as_ptr();
         let Some(cancelled) = cancelled else {
             // SAFETY: the request is alive, and its bound memory is lent for the duration of the run.
-            return check(unsafe { ov::ov_infer_request_infer(request) }, "run the model");
+            return check(unsafe { ov::ov_infer_request_infer(request) }, "run the model")
+                .map_err(unsupported);
         };
         // SAFETY: as above. `running` waits for the end, even if `cancelled` panics.
         check(unsafe { ov::ov_infer_request_start_async(request) }, "start the model")?;
@@ -183,7 +184,7 @@ impl InferRequest {
                 let _ = unsafe { ov::ov_infer_request_cancel(request) };
             }
         }
-        check(running.wait(), "run the model")
+        check(running.wait(), "run the model").map_err(unsupported)
     }
 }
 

@@ -47,6 +47,11 @@ pub(crate) fn range_len(start: f64, limit: f64, delta: f64) -> Result<usize, Str
     if delta == 0.0 || !n.is_finite() {
         return Err(format!("a range from {start} to {limit} in steps of {delta} is not finite"));
     }
+    if n >= (1_u64 << 48) as f64 {
+        return Err(format!(
+            "a range from {start} to {limit} in steps of {delta} has more elements than any memory"
+        ));
+    }
     Ok(n.max(0.0) as usize)
 }
 
@@ -73,7 +78,7 @@ fn scalar_value(t: &Tensor) -> Option<f64> {
     match t.dtype() {
         DType::F64 => t.elements::<f64>()?.first().copied(),
         dtype if dtype.is_float() => t.to_f32s()?.first().map(|v| f64::from(*v)),
-        _ => t.to_i64s()?.first().map(|v| *v as f64),
+        _ => t.to_few_i64s()?.first().map(|v| *v as f64),
     }
 }
 

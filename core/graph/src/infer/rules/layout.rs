@@ -234,6 +234,9 @@ pub(crate) fn split_sizes(c: &Ctx, dim: usize, parts: usize) -> Result<Option<Ve
                 18.. => usize::try_from(c.node.int_or("num_outputs", parts as i64)).unwrap_or(0),
                 _ => parts,
             };
+            if c.opset >= 18 && c.node.int("num_outputs").is_some() && parts != c.node.outputs.len() {
+                return Err(format!("num_outputs is {parts}, and it has {} outputs", c.node.outputs.len()));
+            }
             if parts == 0 || (c.opset < 18 && !dim.is_multiple_of(parts)) {
                 return Err(format!("{dim} elements cannot be split into {parts} equal parts"));
             }

@@ -113,6 +113,14 @@ fn heads(c: &Ctx, input: usize, attribute: &str) -> Result<Option<[Dim; 4]>, Str
 
 pub(super) fn attention(c: &Ctx) -> Facts {
     let dtype = c.common_dtype([0, 1])?;
+    // 0 means none.
+    if c.node.float("softcap").is_some_and(|cap| cap < 0.0) {
+        return Err("softcap must not be negative".into());
+    }
+    // -1 means none.
+    if ["left_window_size", "right_window_size"].iter().any(|name| c.node.int_or(name, -1) < -1) {
+        return Err("the sizes of its window must not be negative".into());
+    }
     let q = heads(c, 0, "q_num_heads")?;
     let k = heads(c, 1, "kv_num_heads")?;
     let v = heads(c, 2, "kv_num_heads")?;
@@ -158,6 +166,9 @@ pub(super) fn attention(c: &Ctx) -> Facts {
                 total = dims::sum(&past[2], &fresh[2]);
             }
         }
+    }
+    if let (Some(keys), Some(values)) = (c.shape(4), c.shape(5)) {
+        dims::same(&keys[2], &values[2]).map_err(|e| format!("lengths of past_key and past_value: {e}"))?;
     }
     let scores = vec![batch.clone(), q[1].clone(), q[2].clone(), total.clone()];
     if let Some(mask) = c.shape(3) {

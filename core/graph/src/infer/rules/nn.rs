@@ -238,6 +238,11 @@ pub(super) fn affine_grid(c: &Ctx) -> Facts {
 }
 
 pub(super) fn roi_align(c: &Ctx) -> Facts {
+    if let Some(mode) = c.node.str("coordinate_transformation_mode")
+        && !["half_pixel", "output_half_pixel"].contains(&mode)
+    {
+        return Err(format!("its coordinate_transformation_mode must not be {mode:?}"));
+    }
     let dtype = c.common_dtype([0, 1])?;
     c.need(0)?;
     c.need(1)?;

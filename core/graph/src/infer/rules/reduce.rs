@@ -17,6 +17,9 @@ pub(crate) enum Reduced {
 /// The axes that a `Reduce*` node reduces for an input of `rank` dimensions.
 pub(crate) fn reduced_axes(c: &Ctx, rank: usize) -> Result<Reduced, String> {
     let since = if c.node.op_type == "ReduceSum" { 13 } else { 18 };
+    if c.opset < since && c.opt(1).is_some() {
+        return Err(format!("before operator set {since}, axes are an attribute, not an input"));
+    }
     Ok(match c.list("axes", 1, since) {
         Ints::Known(axes) if !axes.is_empty() => Reduced::Axes(dims::axes(&axes, rank)?),
         Ints::Unknown => Reduced::Unknown,
