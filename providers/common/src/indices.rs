@@ -41,8 +41,8 @@ struct Use {
     sizes: Vec<i64>,
 }
 
-/// Finds what to check. `narrow` says that the runtime computes integers in 32 bits. Clamps the indices that the graph computes, and adds an output for each node that takes them, which counts those
-/// that were out of range.
+/// Finds what to check. Clamps the indices that the graph computes, and adds an output for each node that takes them, which counts those
+/// that were out of range. `narrow` says that the runtime computes integers in 32 bits.
 ///
 /// It skips indices into dimensions of unknown size, and computed indices whose shape is unknown, with which OpenVINO 2026.4 returns
 /// outputs without a shape.
