@@ -245,7 +245,7 @@ fn forget_outputs(graph: &mut GraphProto) {
 fn every_provider_computes_changed_nodes() {
     let seeds = std::env::var("SDRUN_MUTATIONS").ok();
     let seeds = seeds.as_deref().and_then(|text| text.split_once(".."));
-    let seeds = seeds.map_or(0..2000, |(first, last)| first.parse().unwrap()..last.parse().unwrap());
+    let seeds = seeds.map_or(0..500, |(first, last)| first.parse().unwrap()..last.parse().unwrap());
     let cases = nodes::find(Path::new(&std::env::var_os("SDRUN_NODE_TESTS").unwrap())).unwrap();
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap().keep());
     let (mut problems, mut compared) = (Vec::new(), 0);
@@ -295,7 +295,7 @@ fn every_provider_computes_changed_nodes() {
         }
     }
     println!("{compared} results compared");
-    assert!(compared > 200, "only {compared} results were compared");
+    assert!(compared > 100, "only {compared} results were compared");
     assert!(problems.is_empty(), "models in {}:\n{}", folder.display(), problems.join("\n"));
     std::fs::remove_dir_all(folder).unwrap();
 }
