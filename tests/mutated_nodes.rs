@@ -1,23 +1,26 @@
-//! ONNX node tests with one thing changed: an attribute, an operator, an input, a number. Every provider must compute what the evaluator
-//! of `sdrun-graph` computes, or refuse the model. `SDRUN_MUTATIONS=0..5000` names the seeds.
+//! ONNX node tests with one thing changed: an attribute, an operator, an input or a number. Every provider must compute what the evaluator
+//! of `sdrun-graph` computes, or refuse the model.
+//!
+//! `SDRUN_MUTATIONS=FIRST..LAST` chooses the seeds. A difference names its seed and leaves the model in the temporary folder.
 
 #![allow(clippy::unwrap_used)]
 
 use prost::Message;
 use sdrun::{
-    BuildOptions, CachePolicy, HostTensor, Model, Provider, Tensors,
-    abi::{DType, ErrorCode, NoHost},
+    HostTensor, Model, Provider, Tensors,
+    abi::{DType, ErrorCode},
     graph::{
-        ExternalBase, Graph, Initializer, Tensor, ValueId, WeightData, eval,
+        ExternalBase, Graph, Tensor, ValueId,
         proto::{AttributeProto, GraphProto, ModelProto, attribute_type as kind},
     },
 };
 use sdrun_tests::{
-    lab::{ALL, Lab, device_of},
+    evaluator::evaluate,
+    lab::{ALL, Lab, compute},
     nodes,
-    random::Random,
+    random::{Random, seeds},
 };
-use std::{collections::HashMap, path::Path};
+use std::path::Path;
 
 /// Operators that take the same inputs.
 const SIBLINGS: [&[&str]; 8] = [
@@ -151,6 +154,12 @@ fn change(model: &mut ModelProto, inputs: &mut Tensors, random: &mut Random) -> 
     }
 }
 
+/// Integers for one.
+fn near(old: i64) -> [i64; 8] {
+    [0, 1, -1, 2, 3, old + 1, old - 1, -old]
+}
+
+/// Gives an attribute another value; `None` if its type has no others.
 fn changed(attribute: &mut AttributeProto, random: &mut Random) -> Option<()> {
     // Undefined for some numbers.
     if ["to", "dtype", "seed"].contains(&attribute.name()) {
@@ -159,14 +168,14 @@ fn changed(attribute: &mut AttributeProto, random: &mut Random) -> Option<()> {
     match attribute.r#type {
         Some(kind::INT) => {
             let old = attribute.i();
-            attribute.i = Some(random.pick(&[0, 1, -1, 2, 3, old + 1, old - 1, -old]));
+            attribute.i = Some(random.pick(&near(old)));
         }
         Some(kind::INTS) => {
             let at = random.below(attribute.ints.len().max(1));
             let old = *attribute.ints.get(at)?;
             match random.below(5) {
                 0 => drop(attribute.ints.remove(at)),
-                _ => attribute.ints[at] = random.pick(&[0, 1, -1, 2, 3, old + 1, old - 1, -old]),
+                _ => attribute.ints[at] = random.pick(&near(old)),
             }
         }
         Some(kind::FLOAT) => attribute.f = Some(random.pick(&[0.0, 1.0, -1.0, 0.5, 1e-3, 3.0])),
@@ -183,30 +192,10 @@ fn changed(attribute: &mut AttributeProto, random: &mut Random) -> Option<()> {
 /// What the evaluator computes, by name; `None` if it does not support the graph, or if that is not valid.
 fn expected(bytes: &[u8], inputs: &Tensors) -> Option<Vec<(String, HostTensor)>> {
     let graph = Graph::from_bytes(bytes.to_vec().into(), "test", ExternalBase::Stripped).ok()?;
-    let mut values: HashMap<ValueId, Tensor> = HashMap::new();
-    for id in &graph.inputs {
-        let tensor = inputs.get(&graph.value(*id).name)?;
-        let tensor = Tensor::new(tensor.dtype(), tensor.shape().to_vec(), tensor.bytes().to_vec()).ok()?;
-        values.insert(*id, tensor);
-    }
-    for (id, initializer) in &graph.initializers {
-        let tensor = match initializer {
-            Initializer::Constant(tensor) => tensor.clone(),
-            Initializer::Weight(weight) => match &weight.data {
-                WeightData::Inline(bytes) => {
-                    Tensor::new(weight.dtype, weight.shape.clone(), bytes.clone()).ok()?
-                }
-                _ => return None,
-            },
-        };
-        values.insert(*id, tensor);
-    }
-    for node in &graph.nodes {
-        let operands: Vec<Option<&Tensor>> =
-            node.inputs.iter().map(|id| id.and_then(|id| values.get(&id))).collect();
-        let computed = eval::evaluate(node, graph.opset(), &operands).ok()?;
-        values.extend(node.outputs.iter().zip(computed).filter_map(|(id, tensor)| Some(((*id)?, tensor))));
-    }
+    let values = evaluate(&graph, |name| {
+        let tensor = inputs.get(name)?;
+        Tensor::new(tensor.dtype(), tensor.shape().to_vec(), tensor.bytes().to_vec()).ok()
+    })?;
     let output = |id: &ValueId| {
         let tensor = values.get(id)?;
         let host = HostTensor::from_bytes(tensor.dtype(), tensor.shape().to_vec(), tensor.data()).ok()?;
@@ -218,16 +207,6 @@ fn expected(bytes: &[u8], inputs: &Tensors) -> Option<Vec<(String, HostTensor)>>
 fn is_finite(tensor: &HostTensor) -> bool {
     !tensor.dtype().is_float()
         || tensor.to_f64().is_some_and(|values| values.iter().all(|value| value.is_finite()))
-}
-
-fn outputs(provider: &Provider, file: &Path, inputs: &Tensors) -> sdrun::Result<Tensors> {
-    let model = Model::open(file)?;
-    let mut options = BuildOptions::new(device_of(provider)?);
-    options.cache = CachePolicy::Off;
-    options.shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
-    let engine = provider.build(&model, &options, &NoHost)?;
-    let mut session = engine.session(&model.weights(), &NoHost)?.allow_non_finite();
-    session.run(inputs, &NoHost)
 }
 
 /// Types and shapes of outputs follow from the rest.
@@ -243,14 +222,11 @@ fn forget_outputs(graph: &mut GraphProto) {
 #[test]
 #[ignore = "needs the ONNX node tests in SDRUN_NODE_TESTS; run by `cargo xtask test`"]
 fn every_provider_computes_changed_nodes() {
-    let seeds = std::env::var("SDRUN_MUTATIONS").ok();
-    let seeds = seeds.as_deref().and_then(|text| text.split_once(".."));
-    let seeds = seeds.map_or(0..500, |(first, last)| first.parse().unwrap()..last.parse().unwrap());
     let cases = nodes::find(Path::new(&std::env::var_os("SDRUN_NODE_TESTS").unwrap())).unwrap();
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap().keep());
     let (mut problems, mut compared) = (Vec::new(), 0);
     let mut providers: Vec<(&str, Provider)> = ALL.iter().map(|id| (*id, lab.open(id).unwrap())).collect();
-    for seed in seeds {
+    for seed in seeds("SDRUN_MUTATIONS", 0..500) {
         let mut random = Random(seed);
         let case = &cases[random.below(cases.len())];
         // Positions halfway between two pixels, axes of empty tensors that only the run knows, integers that overflow.
@@ -267,7 +243,7 @@ fn every_provider_computes_changed_nodes() {
             expected(&bytes, &inputs).filter(|outputs| outputs.iter().all(|(_, tensor)| is_finite(tensor)));
         let before = problems.len();
         for (id, provider) in &mut providers {
-            let found = outputs(provider, &file, &inputs);
+            let found = Model::open(&file).and_then(|model| compute(provider, &model, &inputs));
             let mut problem =
                 |why: String| problems.push(format!("{id}, seed {seed}, {}, {what}: {why}", case.name));
             if provider.has_ended() {

@@ -5,17 +5,18 @@
 #![allow(clippy::unwrap_used)]
 
 use sdrun::{
-    BuildOptions, CachePolicy, HostTensor, Model, Provider, Tensors,
-    abi::{DType, ErrorCode, NoHost},
+    HostTensor, Model, Tensors,
+    abi::{DType, ErrorCode},
     graph::{
-        ExternalBase, Graph, Tensor, ValueId, eval,
+        ExternalBase, Graph, Tensor,
         proto::{AttributeProto, GraphProto},
     },
 };
 use sdrun_tests::{
-    lab::{ALL, Lab, device_of},
+    evaluator::evaluate,
+    lab::{ALL, Lab, compute},
     onnx::{encoded, floats, int, ints, node, stored, text, typed},
-    random::Random,
+    random::{Random, seeds},
 };
 use std::collections::BTreeMap;
 
@@ -97,32 +98,11 @@ impl Growing {
         graph.output[0].r#type.as_mut()?.tensor_type.as_mut()?.shape = None;
         let graph =
             Graph::from_bytes(encoded(graph, OPSET).into(), "growing", ExternalBase::Stripped).ok()?;
-        let value = self.evaluate(&graph)?.remove(&graph.outputs[0])?;
+        let values = evaluate(&graph, |name| self.values.get(name).cloned());
+        let value = values?.remove(&graph.outputs[0])?;
         let fits = |v: &f32| v.is_finite() && v.abs() <= LARGEST;
         let fine = (1..=MOST_ELEMENTS).contains(&value.len()) && value.to_f32s()?.iter().all(fits);
         fine.then_some(value)
-    }
-
-    /// All values of a graph, by the evaluator.
-    fn evaluate(&self, graph: &Graph) -> Option<BTreeMap<ValueId, Tensor>> {
-        let mut values = BTreeMap::new();
-        for id in &graph.inputs {
-            values.insert(*id, self.values.get(&graph.value(*id).name)?.clone());
-        }
-        for (id, initializer) in &graph.initializers {
-            let name = &graph.value(*id).name;
-            let stored = self.graph.initializer.iter().find(|stored| stored.name() == name)?;
-            let bytes = stored.raw_data.clone()?;
-            values.insert(*id, Tensor::new(initializer.dtype(), initializer.shape().to_vec(), bytes).ok()?);
-        }
-        for node in &graph.nodes {
-            let inputs: Vec<Option<&Tensor>> =
-                node.inputs.iter().map(|id| id.and_then(|id| values.get(&id))).collect();
-            let outputs = eval::evaluate(node, graph.opset(), &inputs).ok()?;
-            let ids: Vec<ValueId> = node.outputs.iter().copied().flatten().collect();
-            values.extend(ids.into_iter().zip(outputs));
-        }
-        Some(values)
     }
 
     /// Adds a random node.
@@ -386,25 +366,9 @@ fn grown(seed: u64) -> Option<(Vec<u8>, Tensors, BTreeMap<String, Tensor>)> {
     Some((encoded(growing.graph, OPSET), growing.inputs, outputs))
 }
 
-/// What a provider computes; `None` if it refuses the graph.
-fn outputs(provider: &Provider, model: &Model, inputs: &Tensors) -> sdrun::Result<Option<Tensors>> {
-    let mut options = BuildOptions::new(device_of(provider)?);
-    options.cache = CachePolicy::Off;
-    let run = || {
-        let engine = provider.build(model, &options, &NoHost)?;
-        engine.session(&model.weights(), &NoHost)?.run(inputs, &NoHost)
-    };
-    match run() {
-        Err(error) if error.code() == ErrorCode::Unimplemented => Ok(None),
-        run => run.map(Some),
-    }
-}
-
 #[test]
 fn every_provider_computes_random_graphs() {
-    let seeds = std::env::var("SDRUN_RANDOM_GRAPHS").ok();
-    let seeds = seeds.as_deref().and_then(|text| text.split_once(".."));
-    let seeds = seeds.map_or(0..60, |(first, last)| first.parse().unwrap()..last.parse().unwrap());
+    let seeds = seeds("SDRUN_RANDOM_GRAPHS", 0..60);
     let lab = Lab::default();
     let folder = tempfile::tempdir().unwrap().keep();
     let mut problems = Vec::new();
@@ -415,13 +379,13 @@ fn every_provider_computes_random_graphs() {
             let Some((bytes, inputs, expected)) = grown(seed) else { continue };
             let file = folder.join(format!("{seed}.onnx"));
             std::fs::write(&file, bytes).unwrap();
-            let found = Model::open(&file).and_then(|model| outputs(&provider, &model, &inputs));
+            let found = Model::open(&file).and_then(|model| compute(&provider, &model, &inputs));
             if provider.has_ended() {
                 provider = lab.open(id).unwrap();
             }
             let found = match found {
-                Ok(Some(found)) => found,
-                Ok(None) => {
+                Ok(found) => found,
+                Err(error) if error.code() == ErrorCode::Unimplemented => {
                     refused += 1;
                     continue;
                 }

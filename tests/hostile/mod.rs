@@ -37,29 +37,14 @@ fn work_on_constants_is_limited() {
 #[test]
 fn a_time_limit_ends_what_a_model_asks_for() {
     let machine = Machine::new();
-    for file in files("busy", "onnx")
-        .iter()
-        .filter(|file| ["conv.onnx", "lrn.onnx"].iter().any(|n| file.ends_with(n)))
+    for file in
+        files("busy", "onnx").iter().filter(|file| file.ends_with("conv.onnx") || file.ends_with("lrn.onnx"))
     {
         for provider in PROVIDERS {
-            let run = [
-                "run",
-                file.to_str().unwrap(),
-                "-p",
-                provider,
-                "--seed",
-                "1",
-                "--no-cache",
-                "--time-limit",
-                "1s",
-            ];
-            let outcome = finish(&mut machine.sdrun(&run));
-            assert!(
-                matches!(outcome.code, Some(6 | 9)),
-                "{file:?} on {provider}: {:?} {}",
-                outcome.code,
-                outcome.stderr
-            );
+            let mut run = machine.sdrun(&["run", file.to_str().unwrap(), "-p", provider, "--seed", "1"]);
+            let outcome = finish(run.args(["--no-cache", "--time-limit", "1s"]));
+            let told = format!("{file:?} on {provider}: {}", outcome.stderr);
+            assert!(matches!(outcome.code, Some(6 | 9)), "{told}");
         }
     }
 }
@@ -93,7 +78,7 @@ fn constants_without_end_are_refused() {
     std::fs::File::create(model.with_file_name("indices.bin")).unwrap().set_len(1 << 38).unwrap();
     let said = finish(&mut machine.sdrun(&["inspect", "indices.onnx"]));
     assert_eq!(said.code, Some(4), "{}", said.stderr);
-    assert!(said.stderr.contains("`indices`") || said.stderr.contains("\"indices\""), "{}", said.stderr);
+    assert!(said.stderr.contains("\"indices\""), "{}", said.stderr);
     let graph = GraphProto {
         node: vec![
             onnx::node("Range", &["start", "limit", "delta"], "range", vec![]),

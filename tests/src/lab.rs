@@ -2,8 +2,8 @@
 
 use crate::place::Place;
 use sdrun::{
-    Discovery, Isolation, Model, Paths, Provider, Registry, abi::Device, abi::NoHost, graph::OpenOptions,
-    worker::Limits,
+    BuildOptions, CachePolicy, Discovery, Isolation, Model, Paths, Provider, Registry, Tensors, abi::Device,
+    abi::NoHost, graph::OpenOptions, worker::Limits,
 };
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
@@ -64,6 +64,16 @@ impl Lab {
 pub fn device_of(provider: &Provider) -> sdrun::Result<Device> {
     let named = std::env::var("SDRUN_TEST_DEVICE").ok().filter(|_| ALL.contains(&provider.id()));
     provider.device(named.as_deref())
+}
+
+/// Builds a model on the device for tests, without the cache, and runs it. Outputs may be NaN or infinite.
+pub fn compute(provider: &Provider, model: &Model, inputs: &Tensors) -> sdrun::Result<Tensors> {
+    let mut options = BuildOptions::new(device_of(provider)?);
+    options.cache = CachePolicy::Off;
+    options.shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
+    let engine = provider.build(model, &options, &NoHost)?;
+    let mut session = engine.session(&model.weights(), &NoHost)?.allow_non_finite();
+    session.run(inputs, &NoHost)
 }
 
 /// A folder that an environment variable names.

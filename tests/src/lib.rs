@@ -17,6 +17,7 @@
 //! this repository.
 
 pub mod checkpoints;
+pub mod evaluator;
 pub mod kernels;
 pub mod lab;
 pub mod machine;

@@ -4,6 +4,17 @@
 
 use std::ops::Range;
 
+/// The seeds that an environment variable names, as `FIRST..LAST`, or else `usual`.
+///
+/// # Panics
+/// If they are not numbers.
+pub fn seeds(variable: &str, usual: Range<u64>) -> Range<u64> {
+    let Ok(text) = std::env::var(variable) else { return usual };
+    let number = |text: &str| text.parse::<u64>().ok();
+    let range = text.split_once("..").and_then(|(first, last)| Some(number(first)?..number(last)?));
+    range.unwrap_or_else(|| panic!("{variable} is {text:?} and not FIRST..LAST"))
+}
+
 /// The state of a generator; its start is the seed.
 pub struct Random(pub u64);
 

@@ -305,6 +305,13 @@ impl Census {
     }
 }
 
+impl Graph {
+    /// Whether a node may return different outputs for the same inputs.
+    pub fn is_random(&self) -> bool {
+        self.nodes.iter().any(is_random)
+    }
+}
+
 /// Whether an operator may return different outputs for the same inputs.
 pub(crate) fn is_random(node: &Node) -> bool {
     const RANDOM: [&str; 6] = [

@@ -133,10 +133,14 @@ impl Tensor {
         }
     }
 
-    /// The same for what belongs to the structure of a graph, such as shapes and axes; `None` if there are more than a million, which a damaged
-    /// or hostile file may declare.
+    /// Whether the elements can be shapes, axes or other parts of the structure of a graph: at most a million. A hostile file may declare more.
+    pub(crate) fn is_few(&self) -> bool {
+        self.len() <= 1 << 20
+    }
+
+    /// As [`Self::to_i64s`]; `None` also if there are more than [a few](Self::is_few).
     pub(crate) fn to_few_i64s(&self) -> Option<Vec<i64>> {
-        if self.len() <= 1 << 20 { self.to_i64s() } else { None }
+        if self.is_few() { self.to_i64s() } else { None }
     }
 
     /// Floating-point elements as f32 (f64 is rounded); `None` for integers, bool and f8.

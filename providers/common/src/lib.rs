@@ -7,10 +7,10 @@
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against the graph's declaration, and the file that
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
-//! * [`indices`]: checks indices for runtimes that do not. [`refused`] refuses nodes that a runtime computes wrongly, [`nodes`] helps
-//!   to rewrite them. [`openvino`]: what OpenVINO computes wrongly, whoever calls it.
+//! * [`indices`]: checks indices for runtimes that do not. [`refused`]: refuses nodes that a runtime gets wrong; [`nodes`] helps to rewrite
+//!   them. [`openvino`]: workarounds for OpenVINO's wrong results, for both providers that run it.
 //! * [`payload`]: an engine as bytes. [`demand`] refuses one that cannot be used here, [`baked_in`] a refit of one with weights.
-//! * [`refuse_options`], [`phase`], [`failure`], [`IO_DTYPES`]: small helpers that every provider needs.
+//! * [`refuse_options`], [`phase`], [`failure`], [`unsupported`], [`IO_DTYPES`]: small helpers that every provider needs.
 
 mod describe;
 mod image;
@@ -43,6 +43,15 @@ pub fn failure(code: ErrorCode, message: String) -> Error {
         true => Error::new(ErrorCode::ResourceExhausted, message).with_hint(Hint::FreeMemory { bytes: None }),
         false => Error::new(code, message),
     }
+}
+
+/// Turns a general failure of a runtime into `Unimplemented`: the host has already read and checked graph and inputs, so they are valid and
+/// the runtime does not support them.
+pub fn unsupported(mut error: Error) -> Error {
+    if error.code == ErrorCode::Internal {
+        (error.code, error.hint) = (ErrorCode::Unimplemented, Some(Hint::UseProvider(None)));
+    }
+    error
 }
 
 /// Input and output types of a runtime that supports all types but f8.

@@ -1,9 +1,9 @@
-//! Refuses nodes that a runtime silently computes differently from ONNX and that no rewrite helps. The ONNX backend node tests show which.
+//! Refuses nodes that a runtime silently gets wrong and that we cannot rewrite. The ONNX node tests show which.
 
 use sdrun_abi::{Error, Result};
 use sdrun_graph::{Dim, Graph, Node};
 
-/// Looks for such nodes, also in loops and branches. `fault` says why a node is one.
+/// Looks for such nodes, also in loops and branches. `fault` returns what is wrong with a node, if anything.
 ///
 /// # Errors
 /// `Unimplemented` with the first one, the reason, and the number of others.
@@ -32,8 +32,8 @@ fn collect(graph: &Graph, fault: &impl Fn(&Graph, &Node) -> Option<&'static str>
     }
 }
 
-/// Why OpenVINO and ONNX Runtime compute a node differently: with aligned corners, ONNX divides by the exact size of the output, its
-/// input's times the scale. They divide by the size in whole numbers.
+/// What is wrong with a Resize in OpenVINO and ONNX Runtime: to align corners, ONNX divides by the exact output size, which is the input
+/// size times the scale. They round that size down first.
 pub fn misplaced_corners(graph: &Graph, node: &Node) -> Option<&'static str> {
     let aligned = node.op_type == "Resize"
         && node.str("coordinate_transformation_mode").is_some_and(|mode| mode == "align_corners");
@@ -47,5 +47,5 @@ pub fn misplaced_corners(graph: &Graph, node: &Node) -> Option<&'static str> {
         };
         Some(scales.len() == sizes.len() && sizes.iter().zip(&scales).all(one))
     };
-    (whole() != Some(true)).then_some("it aligns the corners of a picture whose size is not a whole number")
+    (whole() != Some(true)).then_some("it rounds the output size before it aligns the corners")
 }

@@ -16,6 +16,12 @@ pub(crate) fn dense(shape: &[usize]) -> Vec<isize> {
     strides(shape).into_iter().map(|stride| stride as isize).collect()
 }
 
+/// Whether the size in bytes of a tensor of this shape fits into the address space, whatever its type.
+pub(crate) fn is_addressable(shape: &[usize]) -> bool {
+    let bytes = shape.iter().try_fold(8_usize, |bytes, dim| bytes.checked_mul(*dim));
+    bytes.is_some_and(|bytes| isize::try_from(bytes).is_ok())
+}
+
 /// Number of elements.
 pub(crate) fn len(shape: &[usize]) -> usize {
     shape.iter().product()

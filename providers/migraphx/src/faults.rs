@@ -6,30 +6,30 @@ use sdrun_provider_common::nodes::Rewrite;
 
 /// Why MIGraphX 2.14 computes a node differently. The ONNX backend node tests show it.
 ///
-/// Casts are no reason: they turn infinities into the largest number of the type, but nearly every model contains some.
+/// Casts are left out: they turn infinities into the largest number of the type, but nearly every model contains casts.
 pub(crate) fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
     let is_float = |at: usize| {
         let dtype = node.input(at).and_then(|id| graph.value(id).dtype);
         dtype.is_some_and(DType::is_float)
     };
     match node.op_type.as_str() {
-        "ConvInteger" => Some("it subtracts zero points wrongly"),
+        "ConvInteger" => Some("it gets zero points wrong"),
         "Dropout" if node.input(2).is_some() => Some("it ignores training_mode"),
-        "Mod" if is_float(0) && node.int_or("fmod", 0) == 0 => Some("it has another remainder of infinities"),
+        "Mod" if is_float(0) && node.int_or("fmod", 0) == 0 => Some("it gets remainders of infinities wrong"),
         "NegativeLogLikelihoodLoss" | "SoftmaxCrossEntropyLoss"
             if node.input(2).is_none()
                 && node.int("ignore_index").is_some()
                 && node.str("reduction").is_none_or(|reduction| reduction == "mean") =>
         {
-            Some("it counts what ignore_index leaves out")
+            Some("its mean includes what ignore_index leaves out")
         }
         "SpaceToDepth" if node.str("mode").is_some_and(|mode| mode != "DCR") => Some("it ignores the mode"),
         _ => None,
     }
 }
 
-/// Spells out comparisons of floating-point numbers for equality. For MIGraphX 2.14, neighbouring numbers are equal, and an infinity
-/// is not equal to itself, so attention that looks for rows with everything masked does not find them.
+/// Rewrites Equal on floats. MIGraphX 2.14 treats adjacent floats as equal and an infinity as unequal to itself, so graphs that look for
+/// fully masked rows of attention do not find them.
 pub(crate) fn compare_exactly(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         let ends = (node.op_type == "Equal" && node.domain.is_empty())

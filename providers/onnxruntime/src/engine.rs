@@ -3,7 +3,7 @@
 use crate::{
     baked::Baked,
     ep, fallback,
-    ffi::{EpDevice, OrtSession, Settings, lacking},
+    ffi::{EpDevice, OrtSession, Settings},
     log,
     provider::COMPATIBILITY,
     session::RunningSession,
@@ -20,7 +20,7 @@ use sdrun_graph::{
 use sdrun_provider_common::{
     describe, graph_error,
     indices::{self, Checks},
-    phase, read_graph,
+    phase, read_graph, unsupported,
 };
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ impl OrtEngine {
             device: None,
             options: &[],
         };
-        recipe.create(&onnx, (&[], &[]), &[], &settings, host).map_err(lacking)?;
+        recipe.create(&onnx, (&[], &[]), &[], &settings, host).map_err(unsupported)?;
         phase(host, "validate", 1, 1)
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn is_openvino(device: &EpDevice) -> bool {
 /// `Unimplemented` for nodes that no rewrite helps.
 pub(crate) fn avoid_faults(device: Option<&EpDevice>, graph: &mut Graph) -> Result<()> {
     refuse(graph, "ONNX Runtime", fault)?;
-    // It reads past the list if the last input is named and absent.
+    // It crashes on some nodes whose last input is an empty name.
     for node in &mut graph.nodes {
         while node.inputs.last() == Some(&None) {
             node.inputs.pop();
@@ -86,11 +86,13 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
                 && node.int_or("qk_matmul_output_mode", 0) == 2
                 && (node.int_or("is_causal", 0) != 0 || masks(graph, node)) =>
         {
-            Some("in its fourth output, what is masked is not minus infinity")
+            Some("masked scores in its fourth output are not minus infinity")
         }
-        "MaxUnpool" if node.input(2).is_some() => Some("it takes indices for those of another shape"),
+        "MaxUnpool" if node.input(2).is_some() => {
+            Some("it ignores the stated output shape when it reads the indices")
+        }
         "Resize" if node.ints("axes").is_some_and(|axes| axes.iter().any(|axis| *axis < 0)) => {
-            Some("it misreads negative axes")
+            Some("it gets negative axes wrong")
         }
         _ => misplaced_corners(graph, node),
     }

@@ -2,14 +2,14 @@
 
 use crate::{
     engine::{Recipe, Target},
-    ffi::{OrtSession, lacking},
+    ffi::OrtSession,
     log,
 };
 use sdrun_abi::{
     DeviceTensor, EngineInfo, Error, Host, Input, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
     Session, TensorSpec, TensorView, WeightSource,
 };
-use sdrun_provider_common::{baked_in, indices::Checks, rebuilt};
+use sdrun_provider_common::{baked_in, indices::Checks, rebuilt, unsupported};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -130,7 +130,7 @@ impl Session for RunningSession {
             None => self.session.run_into_own(inputs, watching, |specs| buffers(specs, outputs, counts)),
         };
         log::deliver(host);
-        result.map_err(lacking)?;
+        result.map_err(unsupported)?;
         self.checks.computed(&self.counts)?;
         self.last_run = Some(start.elapsed());
         Ok(())

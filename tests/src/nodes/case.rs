@@ -4,7 +4,7 @@ use super::{Failure, Stage, compare, snapshot};
 use prost::Message;
 use sdrun::{
     BuildOptions, CachePolicy, HostTensor, Model, Provider, Tensors,
-    graph::proto::{ModelProto, NodeProto, TensorProto, TypeProto},
+    graph::proto::{GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto},
 };
 use sdrun_abi::{DType, Device, NoHost};
 use std::{
@@ -36,54 +36,62 @@ pub fn find(dir: &Path) -> io::Result<Vec<Case>> {
 }
 
 impl Case {
+    /// The model, and the names of its inputs and outputs, which must be tensors.
+    fn decoded(&self) -> Result<(ModelProto, [Vec<String>; 2]), Failure> {
+        let broken = |detail: String| Failure::new(Stage::Test, "broken", detail);
+        let bytes = fs::read(self.model()).map_err(|e| broken(format!("cannot read model.onnx: {e}")))?;
+        let model =
+            ModelProto::decode(&*bytes).map_err(|e| broken(format!("cannot decode model.onnx: {e}")))?;
+        let values = |of: fn(&GraphProto) -> &Vec<ValueInfoProto>| {
+            model.graph.as_ref().map_or(&[][..], |graph| of(graph))
+        };
+        let sides = [("input", values(|graph| &graph.input)), ("output", values(|graph| &graph.output))];
+        let [inputs, outputs] = sides.map(|(side, values)| {
+            let name = |value: &ValueInfoProto| match not_a_tensor(value.r#type.as_ref()) {
+                Some(kind) => {
+                    let detail = format!("{side} of type {kind}: only tensors are supported");
+                    Err(Failure::new(Stage::Test, "not-tensors", detail))
+                }
+                None => Ok(value.name().to_string()),
+            };
+            values.iter().map(name).collect::<Result<Vec<_>, _>>()
+        });
+        let names = [inputs?, outputs?];
+        Ok((model, names))
+    }
+
     /// The model and the inputs of the first data set, if all are tensors of types that sdrun knows.
     pub fn read(&self) -> Option<(ModelProto, Tensors)> {
-        let model = ModelProto::decode(&*fs::read(self.dir.join("model.onnx")).ok()?).ok()?;
-        let graph = model.graph.as_ref()?;
-        if graph.input.iter().chain(&graph.output).any(|value| not_a_tensor(value.r#type.as_ref()).is_some())
-        {
-            return None;
-        }
-        let names: Vec<String> = graph.input.iter().map(|value| value.name().to_string()).collect();
-        let inputs = tensors(&self.dir.join("test_data_set_0"), "input", &names).ok()?;
+        let (model, [inputs, _]) = self.decoded().ok()?;
+        let inputs = tensors(&self.dir.join("test_data_set_0"), "input", &inputs).ok()?;
         Some((model, inputs))
+    }
+
+    fn model(&self) -> PathBuf {
+        self.dir.join("model.onnx")
     }
 
     /// Builds and runs every data set on a provider and compares the outputs.
     pub(super) fn run(&self, provider: &Provider, device: &Device, baked: bool) -> Result<(), Failure> {
-        let path = self.dir.join("model.onnx");
-        let broken = |detail: String| Failure::new(Stage::Test, "broken", detail);
-        let bytes = fs::read(&path).map_err(|e| broken(format!("cannot read model.onnx: {e}")))?;
-        let proto =
-            ModelProto::decode(&*bytes).map_err(|e| broken(format!("cannot decode model.onnx: {e}")))?;
-        let graph = proto.graph.unwrap_or_default();
-        let sides =
-            graph.input.iter().map(|v| ("input", v)).chain(graph.output.iter().map(|v| ("output", v)));
-        for (side, value) in sides {
-            if let Some(kind) = not_a_tensor(value.r#type.as_ref()) {
-                let detail = format!("{side} of type {kind}: only tensors are supported");
-                return Err(Failure::new(Stage::Test, "not-tensors", detail));
-            }
-        }
-        let names = |values: &[sdrun::graph::proto::ValueInfoProto]| -> Vec<String> {
-            values.iter().map(|v| v.name.clone().unwrap_or_default()).collect()
-        };
-        let (inputs, outputs) = (names(&graph.input), names(&graph.output));
-        let model = Model::open(&path).map_err(|e| self.failure(Stage::Open, &e))?;
+        let (_, [inputs, outputs]) = self.decoded()?;
+        let model = Model::open(self.model()).map_err(|e| self.failure(Stage::Open, &e))?;
         let mut options = BuildOptions::new(device.clone());
         options.cache = CachePolicy::Off;
         options.threads = Some(1);
         for number in 0.. {
             let data = self.dir.join(format!("test_data_set_{number}"));
             if !data.is_dir() {
-                return if number > 0 { Ok(()) } else { Err(broken("it has no data".into())) };
+                return match number {
+                    0 => Err(Failure::new(Stage::Test, "broken", "it has no data")),
+                    _ => Ok(()),
+                };
             }
             let given = tensors(&data, "input", &inputs)?;
             let expected = tensors(&data, "output", &outputs)?;
             options.shapes = given.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
             let outcome = self.run_set(provider, &options, baked, &model, &given, &expected);
             outcome.map_err(|failure| match &*failure.class {
-                "outputs/wrong-values" if graph.node.iter().any(is_random) => failure.kind("random"),
+                "outputs/wrong-values" if model.graph().is_random() => failure.kind("random"),
                 _ => failure,
             })?;
         }
@@ -136,20 +144,6 @@ impl Case {
         failure.reason = snapshot::shorten(&failure.detail.replace(&folder, ""));
         failure
     }
-}
-
-/// Whether ONNX leaves open what the node computes.
-fn is_random(node: &NodeProto) -> bool {
-    const RANDOM: [&str; 6] = [
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    ];
-    let trains = || node.input.get(2).is_some_and(|mode| !mode.is_empty());
-    RANDOM.contains(&node.op_type()) || (node.op_type() == "Dropout" && trains())
 }
 
 /// The kind of a value that is not a tensor.

@@ -238,7 +238,7 @@ mod tests {
         let providers: Vec<String> =
             names.filter_map(|name| Some(name.strip_suffix(".passes.txt")?.to_string())).collect();
         assert!(providers.len() > 4);
-        // It needs a processor by Intel, and was recorded there before the others were mended.
+        // This one runs only on Intel's processors. It was recorded before these faults were fixed.
         for provider in providers.iter().filter(|provider| *provider != "onnxruntime-openvino") {
             let snapshot = Snapshot::read(&folder, provider).unwrap();
             assert!(snapshot.passes.len() > 900);

@@ -41,12 +41,12 @@ impl<'a> Ctx<'a> {
     }
     /// All elements of a constant integer input.
     pub(crate) fn ints(&self, i: usize) -> Option<Vec<i64>> {
-        self.value(i)?.to_few_i64s()
+        self.value(i)?.to_i64s()
     }
     /// The elements of an integer input, as far as they are known.
     pub(crate) fn partial_ints(&self, i: usize) -> Option<Vec<PartialInt>> {
         let fact = self.opt(i)?;
-        match fact.value.as_ref().and_then(Tensor::to_few_i64s) {
+        match fact.value.as_ref().and_then(Tensor::to_i64s) {
             Some(ints) => Some(ints.into_iter().map(PartialInt::Known).collect()),
             None => fact.elements.clone(),
         }

@@ -2,7 +2,8 @@
 
 use super::{Ctx, Fact, PartialInt, dims, partial, rules};
 use crate::{
-    Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval, fused, recurrent::MICROSOFT,
+    Attribute, Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval, fused,
+    recurrent::MICROSOFT,
 };
 use std::collections::HashMap;
 
@@ -62,9 +63,11 @@ pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError
         _ => None,
     };
     let Some(rule) = rule else { return Ok(None) };
-    let flag = |name: &&str| node.int(name).is_some_and(|value| ![0, 1].contains(&value));
-    if let Some(name) = FLAGS.iter().find(|name| flag(name)) {
-        let value = node.int_or(name, 0);
+    let wrong = node.attributes.iter().find_map(|(name, value)| match value {
+        Attribute::Int(value) if ![0, 1].contains(value) && FLAGS.contains(&&**name) => Some((name, value)),
+        _ => None,
+    });
+    if let Some((name, value)) = wrong {
         return Err(GraphError::Invalid(format!("{}: {name} must be 0 or 1, not {value}", describe(node))));
     }
     let facts = rule(ctx).map_err(|e| GraphError::Invalid(format!("{}: {e}", describe(node))))?;
@@ -151,7 +154,10 @@ pub fn infer_shapes(graph: &mut Graph) -> Result<(), GraphError> {
         let value = &mut graph.values[id.0 as usize];
         value.dtype = Some(initializer.dtype());
         value.shape = Some(dims::known(initializer.shape()));
-        if let Initializer::Constant(t) = initializer {
+        // Rules read whole values, and no shape depends on larger ones.
+        if let Initializer::Constant(t) = initializer
+            && t.is_few()
+        {
             contents.insert(*id, Content { value: Some(t.clone()), elements: None });
         }
     }

@@ -20,16 +20,22 @@ pub struct Body {
     pub captures: Vec<ValueId>,
 }
 
+impl Body {
+    /// Forgets the shapes of its own inputs: they may change from one step of a loop to the next, whatever exporters declare.
+    pub(crate) fn forget_own_shapes(&mut self) {
+        for id in &self.graph.inputs[..self.formal] {
+            self.graph.values[id.0 as usize].shape = None;
+        }
+    }
+}
+
 impl Graph {
-    /// The bodies of a node that follow the format, with inferred types and shapes. Those of their own inputs are unknown, because sizes
-    /// may change from one step of a loop to the next.
+    /// The bodies of a node that follow the format, with inferred types and shapes; the shapes of their own inputs are unknown.
     pub fn bodies(&self, node: &Node) -> impl Iterator<Item = Body> {
         let attributes = node.attributes.iter().filter(|(_, value)| matches!(value, Attribute::Graph(_)));
         attributes.filter_map(|(name, _)| {
             let mut body = self.body(node, name).ok()?;
-            for id in body.graph.inputs.clone().into_iter().take(body.formal) {
-                body.graph.value_mut(id).shape = None;
-            }
+            body.forget_own_shapes();
             // A contradiction is an error of the run that reaches it.
             let _ = infer_shapes(&mut body.graph);
             Some(body)

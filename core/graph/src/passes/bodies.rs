@@ -77,12 +77,9 @@ fn simplified(
     budget: &mut FoldBudget,
 ) -> Result<Option<GraphProto>, GraphError> {
     let Some(Attribute::Graph(before)) = node.attributes.get(name) else { return Ok(None) };
-    let Ok(body) = graph.body(node, name) else { return Ok(None) };
-    let (mut inner, formal) = (body.graph, body.formal);
-    // Sizes may change from one step of a loop to the next, whatever exporters declare.
-    for id in inner.inputs.clone().into_iter().take(formal) {
-        inner.value_mut(id).shape = None;
-    }
+    let Ok(mut body) = graph.body(node, name) else { return Ok(None) };
+    body.forget_own_shapes();
+    let mut inner = body.graph;
     match simplify_bound(&mut inner, budget) {
         Ok(_) => {}
         Err(error @ GraphError::Invalid(_)) => return Err(error),

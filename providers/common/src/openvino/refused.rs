@@ -21,17 +21,23 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
     let dtype = |id: Option<ValueId>| graph.value(id?).dtype;
     let is_zero = |name: &str| node.float(name) == Some(0.0);
     match node.op_type.as_str() {
+        "Add" | "Div" | "Mul" | "Pow" | "Sub"
+            if dtype(node.input(0)).is_some_and(|dtype| !dtype.is_float() && dtype.size() < 4) =>
+        {
+            Some("it rounds or saturates integers of 8 and 16 bits")
+        }
         "Attention"
             if ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) >= 0) =>
         {
             Some("it ignores the window")
         }
         "Attention" if node.int_or("is_causal", 0) != 0 && node.input(4).is_some() => {
-            Some("it hides other positions if there are past keys")
+            Some("it applies the causal mask at the wrong positions after past keys")
         }
         "Attention" if node.input(6).is_some() && dtype(node.input(0)) == Some(DType::BF16) => {
-            Some("in bf16, without AVX-512, it averages values where all keys are padding")
+            Some("in bf16, without AVX-512, it averages the values of rows whose keys are all padding")
         }
+        "Attention" if node.float("scale") == Some(0.0) => Some("it takes a scale of 0 for an absent one"),
         "BitShift" if dtype(node.input(0)).is_some_and(is_signed) => {
             Some("it shifts signed integers as the processor does")
         }
@@ -39,40 +45,38 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
             Some("it rounds to 8-bit floats differently")
         }
         "DFT" if computed(2) => Some("it ignores an axis that is computed"),
-        "Add" | "Div" | "Mul" | "Pow" | "Sub"
-            if dtype(node.input(0)).is_some_and(|dtype| !dtype.is_float() && dtype.size() < 4) =>
-        {
-            Some("it rounds or saturates integers of 8 and 16 bits")
-        }
         "GRU" | "LSTM" | "RNN" if node.int_or("layout", 0) != 0 => Some("it ignores the layout"),
-        "LSTM" if node.input(7).is_some() => Some("it ignores peepholes"),
-        "Attention" if node.float("scale") == Some(0.0) => Some("it ignores a scale of 0"),
-        "HardSigmoid" if is_zero("alpha") || is_zero("beta") => Some("it ignores zeros"),
+        "HardSigmoid" if is_zero("alpha") || is_zero("beta") => {
+            Some("it takes a parameter of 0 for an absent one")
+        }
         "LRN" if node.float("bias").is_some_and(|bias| bias.fract() != 0.0) => {
             Some("it rounds the bias to a whole number")
         }
-        "LpPool" if node.int_or("ceil_mode", 0) != 0 || is_dilated(node) => Some("it pools other windows"),
-        "Mod" if dtype(node.input(0)).is_some_and(DType::is_float) => {
-            Some("it has another remainder of infinities")
+        "LSTM" if node.input(7).is_some() => Some("it ignores peepholes"),
+        "LpPool" if node.int_or("ceil_mode", 0) != 0 || is_dilated(node) => {
+            Some("it gets windows with dilations or ceil_mode wrong")
         }
-        "Range" if !counts_up(graph, node) => Some("it counts where there is nothing to count"),
-        "Selu" if is_zero("alpha") || is_zero("gamma") => Some("it ignores zeros"),
-        "NonMaxSuppression" => Some("it also drops boxes whose overlap is exactly the threshold"),
+        "Mod" if dtype(node.input(0)).is_some_and(DType::is_float) => {
+            Some("it gets remainders of infinities wrong")
+        }
+        "NonMaxSuppression" => Some("it also drops boxes that overlap by exactly the threshold"),
         "QuantizeLinear" if dtype(node.output(0)).is_some_and(|dtype| dtype.size() == 2) => {
             Some("it quantises to 16 bits differently")
         }
+        "Range" if !counts_up(graph, node) => Some("it returns elements for an empty range"),
         "Resize" if node.int_or("antialias", 0) != 0 => Some("it has another antialiasing"),
         "Resize" if node.int_or("exclude_outside", 0) != 0 => Some("it weighs what is outside differently"),
         "Resize" if node.str("keep_aspect_ratio_policy").is_some_and(|policy| policy != "stretch") => {
             Some("it ignores keep_aspect_ratio_policy")
         }
         "RoiAlign" if node.str("mode") == Some("max") || node.int_or("sampling_ratio", 0) == 0 => {
-            Some("it takes other samples")
+            Some("it samples at other points")
         }
-        "Softsign" => Some("it computes 1 on processors without AVX"),
+        "Selu" if is_zero("alpha") || is_zero("gamma") => Some("it takes a parameter of 0 for an absent one"),
+        "Softsign" => Some("it returns 1 on processors without AVX"),
         "SpaceToDepth" if node.str("mode").is_some_and(|mode| mode != "DCR") => Some("it ignores the mode"),
-        "TopK" if node.output(1).is_some() => Some("it lists equal elements in any order"),
         "Tile" if computed(1) => Some("it gives zeros if the repeats are computed"),
+        "TopK" if node.output(1).is_some() => Some("it returns equal elements in any order"),
         _ => misplaced_corners(graph, node),
     }
 }

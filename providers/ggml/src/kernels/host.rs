@@ -1,5 +1,6 @@
 use crate::{
     ffi::{Grid, Inputs, Kernel, Tile},
+    shape,
     storage::{from_storage, into_storage},
 };
 use sdrun_abi::DType;
@@ -47,8 +48,7 @@ pub(crate) struct HostNode {
 impl Produced {
     /// The size in bytes, as stored.
     pub(crate) fn bytes(&self) -> usize {
-        let size = crate::storage::storage_type(self.dtype).map_or(0, |type_| type_.size());
-        self.shape.iter().fold(size, |bytes, dim| bytes.saturating_mul(*dim))
+        crate::storage::storage_type(self.dtype).map_or(0, |type_| type_.size()) * shape::len(&self.shape)
     }
 }
 

@@ -89,7 +89,7 @@ fn probe(node: &Node, opset: i64, arguments: &[Argument], outputs: &[Option<Prod
     if eval::is_long(node, &shapes, &made) {
         return Ok(());
     }
-    let mut bytes = outputs.iter().flatten().map(Produced::bytes).fold(0, usize::saturating_add);
+    let mut bytes: usize = outputs.iter().flatten().map(Produced::bytes).sum();
     let mut zeros = Vec::with_capacity(arguments.len());
     for argument in arguments {
         zeros.push(match argument {

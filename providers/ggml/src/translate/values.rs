@@ -3,6 +3,7 @@
 use super::{Outcome, Translator, refuse};
 use crate::{
     ffi::{Target, Type},
+    shape,
     simd::{Level, Words},
 };
 use sdrun_abi::{DType, Precision};
@@ -23,10 +24,7 @@ impl<'g> Translator<'g> {
             Some(shape) if shape.contains(&0) => {
                 refuse(format!("{:?} has no elements: {shape:?}", value.name))
             }
-            // Sizes in bytes must not overflow, whatever the type.
-            Some(shape)
-                if shape.iter().try_fold(8_isize, |n, dim| n.checked_mul(*dim as isize)).is_none() =>
-            {
+            Some(shape) if !shape::is_addressable(&shape) => {
                 refuse(format!("{:?} is too large: {shape:?}", value.name))
             }
             Some(shape) => Ok(shape),

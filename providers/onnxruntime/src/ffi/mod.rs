@@ -150,17 +150,6 @@ fn from_ort(error: ort::Error, doing: &str) -> Error {
     if unknown_type { error.with_hint("build in fp32") } else { error }
 }
 
-/// Turns a general failure into `Unimplemented`: ONNX Runtime reports so what it cannot compute. The host has already read and checked
-/// the graph and the inputs.
-pub(crate) fn lacking(error: Error) -> Error {
-    match error.code {
-        ErrorCode::Internal => {
-            Error { code: ErrorCode::Unimplemented, ..error }.with_hint(Hint::UseProvider(None))
-        }
-        _ => error,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

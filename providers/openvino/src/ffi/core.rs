@@ -1,6 +1,7 @@
 use super::{CompiledModel, Model, c_path, c_string, check, handle, take_string};
 use openvino_sys as ov;
-use sdrun_abi::{AlignedBuffer, Error, ErrorCode, Hint, Result};
+use sdrun_abi::{AlignedBuffer, Result};
+use sdrun_provider_common::unsupported;
 use std::{
     ffi::{CStr, CString, c_char},
     path::Path,
@@ -174,13 +175,4 @@ impl OwnedProperties {
             .collect();
         Ok(OwnedProperties { _strings: strings, array })
     }
-}
-
-/// OpenVINO reports a model that it cannot handle as a general failure. The host has already read and checked the
-/// model, so the model is valid and OpenVINO does not support it.
-pub(super) fn unsupported(mut error: Error) -> Error {
-    if error.code == ErrorCode::Internal {
-        (error.code, error.hint) = (ErrorCode::Unimplemented, Some(Hint::UseProvider(None)));
-    }
-    error
 }

@@ -1,6 +1,7 @@
-use super::{CompiledModel, check, core::unsupported, handle, model::take_shape};
+use super::{CompiledModel, check, handle, model::take_shape};
 use openvino_sys::{self as ov, ov_element_type_e, ov_status_e};
 use sdrun_abi::{DType, Error, OutputSpec, Result, TensorView};
+use sdrun_provider_common::unsupported;
 use std::{
     ffi::c_void,
     ptr::{self, NonNull},

@@ -78,7 +78,7 @@ fn scalar_value(t: &Tensor) -> Option<f64> {
     match t.dtype() {
         DType::F64 => t.elements::<f64>()?.first().copied(),
         dtype if dtype.is_float() => t.to_f32s()?.first().map(|v| f64::from(*v)),
-        _ => t.to_few_i64s()?.first().map(|v| *v as f64),
+        _ => t.to_i64s()?.first().map(|v| *v as f64),
     }
 }
 
