@@ -146,7 +146,8 @@ impl Graph {
     }
 }
 
-/// A graph as a body, without its name and inputs; `own` says which initializers are stored in it.
+/// A graph as a body, without its name and inputs; `own` says which initializers are stored in it. It states the types that are known, for
+/// readers that do not infer them. Shapes may change from one step of a loop to the next.
 pub(crate) fn body_proto(graph: &Graph, own: impl Fn(ValueId, &Initializer) -> bool) -> GraphProto {
     let initializer = graph.initializers.iter().filter_map(|(id, initializer)| match initializer {
         // The role keeps readers from taking it for a weight.
@@ -156,10 +157,13 @@ pub(crate) fn body_proto(graph: &Graph, own: impl Fn(ValueId, &Initializer) -> b
         }
         _ => None,
     });
+    let made = graph.nodes.iter().flat_map(|node| &node.outputs).filter_map(|id| *id);
+    let made = made.filter(|id| graph.value(*id).dtype.is_some() && !graph.outputs.contains(id));
     GraphProto {
         node: graph.nodes.iter().map(|node| graph.node_proto(node)).collect(),
         initializer: initializer.collect(),
         output: graph.value_infos(&graph.outputs),
+        value_info: made.map(|id| value_info(&Value { shape: None, ..graph.value(id).clone() })).collect(),
         ..Default::default()
     }
 }

@@ -3,7 +3,7 @@
 use super::{Import, graft::invalid, order, tensors::Fault};
 use crate::{
     Attribute, ExternalBase, Graph, GraphError, Initializer, Node, Tensor, ValueId, WeightData,
-    external::ExternalFiles, infer::infer_shapes, scope::captured,
+    external::ExternalFiles, scope::captured,
 };
 use std::collections::HashMap;
 
@@ -30,14 +30,12 @@ impl Body {
 }
 
 impl Graph {
-    /// The bodies of a node that follow the format, with inferred types and shapes; the shapes of their own inputs are unknown.
+    /// The bodies of a node that follow the format, with the types that they state and no shapes of their own inputs.
     pub fn bodies(&self, node: &Node) -> impl Iterator<Item = Body> {
         let attributes = node.attributes.iter().filter(|(_, value)| matches!(value, Attribute::Graph(_)));
         attributes.filter_map(|(name, _)| {
             let mut body = self.body(node, name).ok()?;
             body.forget_own_shapes();
-            // A contradiction is an error of the run that reaches it.
-            let _ = infer_shapes(&mut body.graph);
             Some(body)
         })
     }
@@ -91,6 +89,11 @@ impl Graph {
             import.set_type(id, output).map_err(fail)?;
             import.graph.outputs.push(id);
         }
+        for info in &proto.value_info {
+            if let Some(id) = import.ids.get(info.name()).copied() {
+                import.set_type(id, info).map_err(fail)?;
+            }
+        }
         import.check_uses().map_err(fail)?;
         order::sort(&mut import.graph).map_err(|why| fail(Fault::Malformed(why)))?;
         // Bodies have no external data: the reader refuses it.
@@ -123,6 +126,7 @@ mod tests {
             node: vec![node("Add", &["x", "w"], &["a"]), node("Reshape", &["a", "own"], &["b"])],
             initializer: vec![tensor("own", &Tensor::from_i64s(&[2]))],
             output: vec![value("b", DType::F32, "2"), value("x", DType::F32, "2")],
+            value_info: vec![value("a", DType::F32, "?")],
             ..Default::default()
         }));
         let graph = model(17)
@@ -139,6 +143,7 @@ mod tests {
         assert_eq!(body.graph.value(body.graph.inputs[0]).known_shape(), Some(vec![2]));
         assert_eq!(body.graph.outputs[1], body.graph.inputs[0]);
         assert_eq!(body.graph.weights().map(|(name, _)| name).collect::<Vec<_>>(), ["w"]);
+        assert_eq!(body.graph.value(body.graph.find("a").unwrap()).dtype, Some(DType::F32));
         let own = body.graph.find("own").unwrap();
         assert!(matches!(body.graph.initializers[&own], Initializer::Constant(_)));
         assert!(graph.body(&graph.nodes[0], "body").is_err());

@@ -196,6 +196,9 @@ mod tests {
         // [5, 2] · [5]: this branch contradicts itself, and stays whole.
         assert_eq!(ops(&graph, "then_branch"), ["Shape", "Gather", "Equal", "If", "Mul"]);
         assert_eq!(ops(&graph, "else_branch"), ["MatMul", "Squeeze", "Mul"]);
+        // Readers without inference learn the types.
+        let body = graph.body(&graph.nodes[0], "else_branch").unwrap().graph;
+        assert!(body.nodes.iter().all(|node| body.value(node.outputs[0].unwrap()).dtype == Some(DType::F32)));
         let [reason] = &graph.contradictory_bodies()[..] else { panic!("one branch is impossible") };
         assert!(reason.starts_with("then_branch of") && reason.contains("Mul"), "{reason}");
         let Attribute::Graph(body) = &graph.nodes[0].attributes["else_branch"] else { panic!() };
