@@ -249,6 +249,33 @@ fn plugins_whose_libraries_changed() {
     }
 }
 
+/// A program with more rights than its user does not load what that user's environment names.
+#[test]
+fn elevated_processes_ignore_the_environment() {
+    use std::os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    };
+    let machine = Machine::new();
+    if fs::metadata(machine.dir.path()).unwrap().uid() != 0 {
+        eprintln!("not run: only root can make a program that others start with root's rights");
+        return;
+    }
+    let everyone = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    everyone(machine.dir.path(), 0o755);
+    let program = machine.work().join("sdrun");
+    fs::copy(machine.dist.join("sdrun"), &program).unwrap();
+    for (mode, names) in [(0o755, true), (0o4755, false)] {
+        everyone(&program, mode);
+        let mut command = Command::new(&program);
+        machine.environment(command.args(["providers", "--explain"]).uid(65534).gid(65534));
+        let outcome = finish(command.env("SDRUN_PROVIDER_FILES", "/no/such.json"));
+        let told = outcome.stdout + &outcome.stderr;
+        assert_eq!(told.contains("/no/such.json"), names, "{mode:o}: {told}");
+        assert_eq!(told.contains("no provider found"), !names, "{mode:o}: {told}");
+    }
+}
+
 /// Libraries with the right names and old versions.
 #[test]
 fn outdated_runtimes() {
@@ -328,7 +355,7 @@ fn a_plugin_that_hangs() {
     refuses(run.args(["--time-limit", "1s", "--provider-path"]).arg(&file), 9, &["hangs", "limit", "hint: "]);
 }
 
-/// Whatever ends the process of a provider, the command ends with the code of an internal error.
+/// Whatever ends the process of a provider, the command ends with an exit code of its own.
 #[test]
 fn a_plugin_that_crashes() {
     let machine = Machine::new();
@@ -340,7 +367,7 @@ fn a_plugin_that_crashes() {
         let includes = "#include <signal.h>\n#include <stdlib.h>\n";
         let source = format!("{includes}__attribute__((constructor)) static void crash(void) {{ {crash}; }}");
         let file = plugin(&machine, id, &source, ABI_MAJOR, true);
-        refuses(machine.run_model(id).arg("--provider-path").arg(&file), 70, &[signal, "hint: "]);
+        refuses(machine.run_model(id).arg("--provider-path").arg(&file), 11, &[signal, "hint: "]);
     }
 }
 

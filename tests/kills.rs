@@ -138,7 +138,7 @@ impl Victims {
             (None, Blow::Interrupt | Blow::Terminate | Blow::HangUp) if delay < Duration::from_millis(40) => {
             }
             (Some(130), Blow::Interrupt | Blow::Terminate | Blow::HangUp) => {}
-            (Some(70), Blow::KillWorker | Blow::KillBoth) => {}
+            (Some(11), Blow::KillWorker | Blow::KillBoth) => {}
             // An engine that does not exist cannot be refitted, and not every provider stores weights.
             (Some(3 | 6), _) if told.contains("refit") => {}
             (code, _) => panic!("{told}: exit code {code:?} ({status}): {text}"),

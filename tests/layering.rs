@@ -283,3 +283,25 @@ fn docs_name_every_dependency() {
         rows.flat_map(|row| row.split(", ").map(|name| name.trim_matches('`'))).collect();
     assert_eq!(listed, names, "docs/dependencies.md and the manifests differ");
 }
+
+/// Each guarantee names tests, and they exist.
+#[test]
+fn guarantees_have_tests() {
+    let page = fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let (_, section) = page.split_once("## Guarantees").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let code: String = ["core", "server", "cli", "tests", "fuzz", "providers"]
+        .iter()
+        .flat_map(|folder| sources(&root().join(folder)))
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() > 15, "{} guarantees", rows.len());
+    for row in rows {
+        let tests: Vec<&str> = row.split('`').skip(1).step_by(2).filter(|name| name.contains('_')).collect();
+        assert!(!tests.is_empty(), "no test: {row}");
+        for test in tests {
+            assert!(code.contains(&format!("fn {test}()")), "there is no test `{test}`");
+        }
+    }
+}

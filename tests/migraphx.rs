@@ -6,17 +6,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use prost::Message;
 use sdrun::{
     BuildOptions, CachePolicy, Engine, EngineFile, HostTensor, Model, Provider, Shapes, Tensors,
     abi::{DType, ErrorCode, NoHost, Precision, Provider as _, Weight, WeightSource, WeightUpdate},
-    graph::proto::{
-        AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
-        TensorTypeProto, TypeProto, ValueInfoProto, attribute_type,
-    },
+    graph::proto::{GraphProto, NodeProto},
     inputs, verify,
 };
-use sdrun_tests::lab::Lab;
+use sdrun_tests::{lab::Lab, onnx};
 use std::path::Path;
 
 /// Largest error, relative to the largest value of the reference.
@@ -294,55 +290,43 @@ fn tiny_engine_serves_several_shapes() {
     serves("ref", "unet", &unet, true);
 }
 
-fn names(list: &[&str]) -> Vec<String> {
-    list.iter().map(|name| name.to_string()).collect()
+/// From x `[3]` f32 and i `[1]` i64 to y.
+fn small(folder: &Path, nodes: Vec<NodeProto>) -> Model {
+    let graph = GraphProto {
+        node: nodes,
+        input: vec![onnx::typed("x", DType::F32, &[3]), onnx::typed("i", DType::I64, &[1])],
+        output: vec![onnx::typed("y", DType::F32, &[1])],
+        ..Default::default()
+    };
+    onnx::write(&folder.join("small.onnx"), graph)
 }
 
-fn value(name: &str, dtype: i32, dims: &[i64]) -> ValueInfoProto {
-    let dim = dims.iter().map(|d| Dimension { dim_value: Some(*d), ..Default::default() }).collect();
-    ValueInfoProto {
-        name: Some(name.into()),
-        r#type: Some(TypeProto {
-            tensor_type: Some(TensorTypeProto {
-                elem_type: Some(dtype),
-                shape: Some(TensorShapeProto { dim }),
-            }),
-            ..Default::default()
-        }),
-        ..Default::default()
+fn given(index: i64) -> Tensors {
+    let x = HostTensor::from_f32(vec![3], &[1.0, 2.0, 3.0]).unwrap();
+    let i = HostTensor::from_i64(vec![1], &[index]).unwrap();
+    [("x".to_string(), x), ("i".to_string(), i)].into()
+}
+
+/// The library asserts that they are in range, or reads beyond the tensor on a GPU.
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn indices_out_of_range_are_refused() {
+    let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
+    let model = small(folder.path(), vec![onnx::node("Gather", &["x", "i"], "y", vec![])]);
+    let provider = lab.open("migraphx").unwrap();
+    let built = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
+    let path = folder.path().join("e.sdengine");
+    built.save(&path).unwrap();
+    let device = provider.device(None).unwrap();
+    let loaded = provider.load(&path, &device, None, &NoHost).unwrap();
+    for engine in [built, loaded] {
+        let mut session = engine.session(&model.weights(), &NoHost).unwrap();
+        assert_eq!(session.run(&given(-1), &NoHost).unwrap()["y"].to_f64().unwrap(), [3.0]);
+        let error = session.run(&given(3), &NoHost).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("`i` has 3 at position 0"), "{error}");
+        session.run(&given(0), &NoHost).unwrap();
     }
-}
-
-/// One node from x `[3]` f32 and i `[1]` i64 to y.
-fn one_node(folder: &Path, op: &str, attribute: Option<(&str, i64)>) -> Model {
-    let attribute = attribute.map(|(name, i)| AttributeProto {
-        name: Some(name.into()),
-        r#type: Some(attribute_type::INT),
-        i: Some(i),
-        ..Default::default()
-    });
-    let node = NodeProto {
-        op_type: Some(op.into()),
-        input: names(&["x", "i"]),
-        output: names(&["y"]),
-        attribute: attribute.into_iter().collect(),
-        ..Default::default()
-    };
-    let model = ModelProto {
-        ir_version: Some(8),
-        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(18) }],
-        graph: Some(GraphProto {
-            name: Some("one".into()),
-            node: vec![node],
-            input: vec![value("x", 1, &[3]), value("i", 7, &[1])],
-            output: vec![value("y", 1, &[1])],
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    let file = folder.join("one.onnx");
-    std::fs::write(&file, model.encode_to_vec()).unwrap();
-    Model::open(&file).unwrap()
 }
 
 /// When the library aborts, the error quotes its last words, and the next worker works.
@@ -350,17 +334,13 @@ fn one_node(folder: &Path, op: &str, attribute: Option<(&str, i64)>) -> Model {
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn crashes_become_errors() {
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
-    // An index that is known only at run time. The library asserts that it is in range.
-    let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
+    // An index that the graph computes. The library asserts that it is in range.
+    let nodes = vec![onnx::node("Neg", &["i"], "j", vec![]), onnx::node("Gather", &["x", "j"], "y", vec![])];
+    let model = small(folder.path(), nodes);
     let provider = lab.open("migraphx").unwrap();
     let engine = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
     let mut session = engine.session(&model.weights(), &NoHost).unwrap();
-    let given = |index: i64| -> Tensors {
-        let x = HostTensor::from_f32(vec![3], &[1.0, 2.0, 3.0]).unwrap();
-        let i = HostTensor::from_i64(vec![1], &[index]).unwrap();
-        [("x".to_string(), x), ("i".to_string(), i)].into()
-    };
-    let y = session.run(&given(2), &NoHost).unwrap();
+    let y = session.run(&given(1), &NoHost).unwrap();
     assert_eq!(y["y"].to_f64().unwrap(), [3.0]);
     let error = session.run(&given(99), &NoHost).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
@@ -377,11 +357,11 @@ fn crashes_become_errors() {
 fn refusals_quote_the_library() {
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
     let provider = lab.open("migraphx").unwrap();
-    let model = one_node(folder.path(), "CumProd", None);
+    let model = small(folder.path(), vec![onnx::node("CumProd", &["x", "i"], "y", vec![])]);
     let error = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Unimplemented);
     assert!(error.to_string().contains("Unknown operator: CumProd"), "{error}");
-    let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
+    let model = small(folder.path(), vec![onnx::node("Gather", &["x", "i"], "y", vec![])]);
     provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
 }
 
@@ -405,7 +385,7 @@ fn resealed(payload: &[u8], from: &str, to: &str) -> Vec<u8> {
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn incompatible_engines_are_refused() {
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
-    let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
+    let model = small(folder.path(), vec![onnx::node("Gather", &["x", "i"], "y", vec![])]);
     let provider = lab.open("migraphx").unwrap();
     let engine = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
     let file = folder.path().join("e.sdengine");

@@ -23,7 +23,8 @@ Exit codes:
     8  permission denied
     9  a time limit expired
    10  a file is damaged or truncated, or the disk fails
-   70  internal error, in sdrun or in a vendor's runtime
+   11  a provider's process crashed
+   70  internal error
   130  cancelled (Ctrl-C or SIGTERM)
 
 Environment:

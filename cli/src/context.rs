@@ -17,6 +17,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
@@ -106,13 +107,30 @@ impl Context {
         self.interrupt.cancelled.load(Relaxed)
     }
 
+    /// Why the command must end, if its own time is up.
+    pub(crate) fn expired(&self) -> Option<&str> {
+        self.interrupt.expired.get().map(String::as_str)
+    }
+
+    /// From now on, a piece of the command's own work must not take longer than this.
+    pub(crate) fn limit(&self, limit: Option<Duration>) {
+        let Some(limit) = limit else { return };
+        let interrupt = self.interrupt.clone();
+        self.bars.watch.limit(limit, move |what| {
+            let what = format::clean(what);
+            interrupt.expire(format!(
+                "{what} took longer than the limit of {limit:?}, without the provider's part"
+            ));
+        });
+    }
+
     /// Waits up to a second for a Ctrl-C that may already have killed a child process on the same terminal.
     pub(crate) fn let_interrupt_arrive(&self) {
         for _ in 0..100 {
             if self.cancelled() {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

@@ -15,6 +15,10 @@ use std::{
 /// Exit code of a failed comparison, check or measurement.
 pub(crate) const NO: u8 = 1;
 const USAGE: u8 = 2;
+/// Exit code when a time limit expired.
+pub(crate) const EXPIRED: u8 = 9;
+/// Exit code when a provider's process died.
+const DIED: u8 = 11;
 const INTERNAL: u8 = 70;
 pub(crate) const CANCELLED: u8 = 130;
 
@@ -27,10 +31,10 @@ fn code_of(code: ErrorCode) -> u8 {
         ErrorCode::Unimplemented => 6,
         ErrorCode::ResourceExhausted => 7,
         ErrorCode::PermissionDenied => 8,
-        ErrorCode::DeadlineExceeded => 9,
+        ErrorCode::DeadlineExceeded => EXPIRED,
         ErrorCode::DataLoss => 10,
-        // `Unavailable` is a worker that died.
-        ErrorCode::Unknown | ErrorCode::Aborted | ErrorCode::Internal | ErrorCode::Unavailable => INTERNAL,
+        ErrorCode::Unavailable => DIED,
+        ErrorCode::Unknown | ErrorCode::Aborted | ErrorCode::Internal => INTERNAL,
         ErrorCode::Cancelled => CANCELLED,
     }
 }
@@ -160,22 +164,35 @@ impl Failure {
         }
     }
 
-    fn cancelled() -> Self {
+    /// Without more to tell.
+    fn plain(code: &str, exit_code: u8, message: &str) -> Self {
         Failure {
-            code: "cancelled".into(),
-            exit_code: CANCELLED,
-            message: "cancelled".into(),
+            code: code.into(),
+            exit_code,
+            message: message.into(),
             hint: None,
             file: None,
             native_code: None,
         }
+    }
+
+    fn cancelled() -> Self {
+        Self::plain("cancelled", CANCELLED, "cancelled")
+    }
+
+    fn expired(why: &str) -> Self {
+        Self::plain("deadline_exceeded", EXPIRED, why)
     }
 }
 
 /// Shows an error on stderr, and as JSON with `--json`.
 pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
     // After a cancel, any other error is a consequence of it.
-    let failure = if context.cancelled() { Failure::cancelled() } else { Failure::of(error) };
+    let failure = match context.expired() {
+        Some(why) => Failure::expired(why),
+        None if context.cancelled() => Failure::cancelled(),
+        None => Failure::of(error),
+    };
     let mut text = format!("error: {}\n", failure.message);
     if let Some(hint) = &failure.hint {
         text += &format!("hint: {hint}\n");
@@ -202,14 +219,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if std::env::args_os().any(|arg| arg == "--json") {
         let text = error.render().to_string();
         let first = text.lines().next().unwrap_or_default();
-        let failure = Failure {
-            code: "usage".into(),
-            exit_code: USAGE,
-            message: first.strip_prefix("error: ").unwrap_or(first).to_string(),
-            hint: None,
-            file: None,
-            native_code: None,
-        };
+        let failure = Failure::plain("usage", USAGE, first.strip_prefix("error: ").unwrap_or(first));
         // As if the command had begun its lines of events.
         let has_lines = std::env::args_os().nth(1).is_some_and(|command| command == "generate");
         let failed = Failed { kind: has_lines.then_some("error"), error: &failure };
@@ -268,13 +278,12 @@ mod tests {
     fn kinds_that_scripts_tell_apart_differ() {
         use ErrorCode::*;
         let codes = [NotFound, InvalidArgument, FailedPrecondition, Unimplemented, ResourceExhausted];
-        let more = [PermissionDenied, DeadlineExceeded, DataLoss, Internal, Cancelled];
+        let more = [PermissionDenied, DeadlineExceeded, DataLoss, Unavailable, Internal, Cancelled];
         let mut all: Vec<u8> = codes.iter().chain(&more).map(|c| code_of(*c)).collect();
-        assert_eq!(all, [3, 4, 5, 6, 7, 8, 9, 10, 70, 130]);
-        assert_eq!(code_of(Unavailable), INTERNAL, "a crash of a vendor's runtime");
+        assert_eq!(all, [3, 4, 5, 6, 7, 8, 9, 10, 11, 70, 130]);
         all.extend([0, NO, USAGE]);
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), 13);
+        assert_eq!(all.len(), 14);
     }
 }

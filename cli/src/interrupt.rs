@@ -4,7 +4,7 @@ use crate::exit;
 use std::{
     io::Write,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -15,19 +15,34 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// The same for a command that saves its results first.
 const PATIENCE_TO_SAVE: Duration = Duration::from_secs(10);
 
-/// Whether the user pressed Ctrl-C, and whether the command then has something to save.
+/// Whether the user pressed Ctrl-C or the command's own time is up, and whether the command then has something to save.
 #[derive(Clone, Default)]
 pub(crate) struct Interrupt {
     /// Set by the first Ctrl-C. A second one, or the end of patience, ends the process.
     pub(crate) cancelled: Arc<AtomicBool>,
     /// Whether the command has something to save after a cancel.
     pub(crate) saves: Arc<AtomicBool>,
+    /// Why it was cancelled, if not by the user.
+    pub(crate) expired: Arc<OnceLock<String>>,
+}
+
+impl Interrupt {
+    /// Cancels the command because its time is up.
+    pub(crate) fn expire(&self, why: String) {
+        let told = format!("error: {why}\n");
+        if self.expired.set(why).is_err() || self.cancelled.swap(true, SeqCst) {
+            return;
+        }
+        std::thread::sleep(PATIENCE);
+        let _ = std::io::stderr().write_all(told.as_bytes());
+        std::process::exit(exit::EXPIRED.into());
+    }
 }
 
 /// Listens to the signals.
 pub(crate) fn listen(quiet: bool) -> Interrupt {
     let interrupt = Interrupt::default();
-    let Interrupt { cancelled, saves } = interrupt.clone();
+    let Interrupt { cancelled, saves, .. } = interrupt.clone();
     let installed = ctrlc::set_handler(move || {
         if cancelled.swap(true, SeqCst) {
             std::process::exit(exit::CANCELLED.into());

@@ -12,6 +12,7 @@ mod files;
 mod format;
 mod interrupt;
 mod job;
+mod limit;
 #[cfg(test)]
 mod manual;
 mod model;

@@ -1,6 +1,6 @@
 //! Progress bars on a terminal, and log lines that do not disturb them.
 
-use crate::format;
+use crate::{format, limit::Watch};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sdrun::Observer;
 use std::{
@@ -12,27 +12,31 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// All progress bars of the program, hidden if nobody sees them. All output to stderr goes through this.
 #[derive(Clone)]
-pub(crate) struct Bars(MultiProgress);
+pub(crate) struct Bars {
+    bars: MultiProgress,
+    pub(crate) watch: Watch,
+}
 
 impl Bars {
     pub(crate) fn new(visible: bool) -> Self {
         let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        Bars(MultiProgress::with_draw_target(target))
+        Bars { bars: MultiProgress::with_draw_target(target), watch: Watch::new() }
     }
 
     pub(crate) fn task(&self, what: &str) -> Task {
-        let bar = self.0.add(ProgressBar::new_spinner());
+        let bar = self.bars.add(ProgressBar::new_spinner());
         bar.set_style(style(WITHOUT_STEPS));
         bar.set_prefix(format::clean(what).into_owned());
-        if !self.0.is_hidden() {
+        if !self.bars.is_hidden() {
             // Keeps the spinner and the seconds running while a provider reports nothing.
             bar.enable_steady_tick(Duration::from_millis(120));
         }
-        Task { bar }
+        self.watch.begin(what);
+        Task { bar, watch: self.watch.clone() }
     }
 
     pub(crate) fn stderr(&self, bytes: &[u8]) -> io::Result<()> {
-        self.0.suspend(|| io::stderr().lock().write_all(bytes))
+        self.bars.suspend(|| io::stderr().lock().write_all(bytes))
     }
 }
 
@@ -61,12 +65,18 @@ fn style(template: &str) -> ProgressStyle {
 /// A piece of work with a bar. Dropping it removes the bar.
 pub(crate) struct Task {
     bar: ProgressBar,
+    watch: Watch,
 }
 
 impl Task {
     /// Shows `step` of `total` in a phase. A `total` of 0 is unknown.
     pub(crate) fn step(&self, phase: &str, step: u64, total: u64) {
         self.bar.set_message(format::clean(phase).into_owned());
+        if total > 0 && self.bar.position() != step {
+            self.watch.begin(phase);
+        } else {
+            self.watch.rename(phase);
+        }
         if total > 0 && self.bar.length() != Some(total) {
             self.bar.set_length(total);
             self.bar.set_style(style("{spinner} {prefix} {msg} {bar:30} {percent} % {elapsed}"));
@@ -76,6 +86,7 @@ impl Task {
 
     /// Shows another piece of work, whose steps are not known yet.
     pub(crate) fn rename(&self, what: &str) {
+        self.watch.begin(what);
         self.bar.set_prefix(format::clean(what).into_owned());
         self.bar.set_message("");
         self.bar.unset_length();
@@ -91,5 +102,6 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+        self.watch.end();
     }
 }

@@ -31,9 +31,10 @@ pub(crate) struct ProviderArgs {
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
 
-    /// Run the provider in a worker process and kill it if one call takes longer than this
+    /// Run the provider in a worker process and kill it if one call takes longer than this. What the command does itself, such as
+    /// reading, waiting for another command or writing, may not take longer either
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    time_limit: Option<Duration>,
+    pub(crate) time_limit: Option<Duration>,
 }
 
 impl ProviderArgs {

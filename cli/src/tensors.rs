@@ -134,8 +134,8 @@ fn narrowed(spec: &TensorSpec, tensor: HostTensor) -> anyhow::Result<HostTensor>
     if (spec.dtype, tensor.dtype()) != (DType::BF16, DType::F32) {
         return Ok(tensor);
     }
-    let values = tensor.to_f64().ok_or_else(|| Error::internal("an f32 tensor has no values"))?;
-    Ok(HostTensor::from_f64(DType::BF16, tensor.shape().to_vec(), &values)?)
+    let values = tensor.values().ok_or_else(|| Error::internal("an f32 tensor has no values"))?;
+    Ok(HostTensor::from_f64(DType::BF16, tensor.shape().to_vec(), values)?)
 }
 
 #[derive(Args)]
@@ -236,21 +236,22 @@ pub(crate) struct Summary {
 
 impl Summary {
     pub(crate) fn of(name: &str, tensor: &HostTensor) -> Self {
-        let values = tensor.to_f64().unwrap_or_default();
-        let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
-        let n = finite.len() as f64;
-        let mean = finite.iter().sum::<f64>() / n;
-        let variance = finite.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-        let some = |v: f64| (!finite.is_empty()).then_some(v);
+        let values = || tensor.values().into_iter().flatten();
+        let finite = || values().filter(|v| v.is_finite());
+        let count = finite().count();
+        let n = count as f64;
+        let mean = finite().sum::<f64>() / n;
+        let variance = finite().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+        let some = |v: f64| (count > 0).then_some(v);
         Summary {
             name: name.to_string(),
             dtype: tensor.dtype(),
             shape: tensor.shape().to_vec(),
-            min: some(finite.iter().copied().fold(f64::INFINITY, f64::min)),
-            max: some(finite.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+            min: some(finite().fold(f64::INFINITY, f64::min)),
+            max: some(finite().fold(f64::NEG_INFINITY, f64::max)),
             mean: some(mean),
             stddev: some(variance.sqrt()),
-            not_finite: values.len() - finite.len(),
+            not_finite: values().count() - count,
         }
     }
 }

@@ -68,8 +68,8 @@ pub(crate) fn array<'py>(py: Python<'py>, tensor: &HostTensor) -> PyResult<Bound
         U64 => copied::<u64>(py, tensor),
         I64 => copied::<i64>(py, tensor),
         F16 | BF16 | F8E4M3 | F8E5M2 => {
-            let values = tensor.to_f64().unwrap_or_default();
-            shaped(py, values.into_iter().map(|value| value as f32).collect(), tensor.shape())
+            let values = tensor.values().into_iter().flatten();
+            shaped(py, values.map(|value| value as f32).collect(), tensor.shape())
         }
     }
 }

@@ -99,6 +99,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    context.limit(args.provider.time_limit);
     if let Some(path) = &args.output {
         files::check_file_target(path)?;
     }

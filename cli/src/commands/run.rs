@@ -83,6 +83,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    context.limit(args.provider.time_limit);
     if is_engine(Path::new(&args.what)) { run_engine(args, context) } else { run_model(args, context) }
 }
 

@@ -67,6 +67,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    context.limit(args.provider.time_limit);
     let report = enlarge(args, context)?;
     context.present(&report, |out| {
         let Report { file, width, height, seconds, .. } = &report;

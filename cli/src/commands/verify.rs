@@ -121,6 +121,7 @@ fn check_output(bound: &Graph, name: &str, shape: &[usize]) -> Result<(), Error>
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    context.limit(args.provider.time_limit);
     if let Some(file) = &args.reduce {
         layers::check_targets(file)?;
     }

@@ -131,7 +131,10 @@ fn decode(bytes: Bytes) -> Result<ModelProto, Fault> {
         );
     }
     if !budget::bearable(&bytes) {
-        return malformed("decoding it would take more memory than any real graph needs".into());
+        return Err(Fault::Unsupported(format!(
+            "its nodes and values would take more than {} MB to read; real graphs take a tenth of that",
+            budget::MAX_BYTES >> 20
+        )));
     }
     match ModelProto::decode(bytes) {
         Ok(model) if model.graph.is_some() => Ok(model),

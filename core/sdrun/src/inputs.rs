@@ -24,7 +24,7 @@ pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
                 let made = input.tensor(&format!("{}/{seed}", builtin.name), &shape)?;
                 HostTensor::from_bytes(dtype, shape, made.data())?
             }
-            None => HostTensor::from_f64(dtype, shape.clone(), &plain(&value.name, dtype, &shape, seed)?)?,
+            None => HostTensor::from_f64(dtype, shape.clone(), plain(&value.name, dtype, &shape, seed)?)?,
         };
         inputs.insert(value.name.clone(), tensor);
     }
@@ -41,10 +41,10 @@ fn check_room(bound: &Graph) -> Result<()> {
     Ok(memory::check_free("the inputs need", needed)?)
 }
 
-fn plain(name: &str, dtype: DType, shape: &[usize], seed: u64) -> Result<Vec<f64>> {
+fn plain(name: &str, dtype: DType, shape: &[usize], seed: u64) -> Result<impl Iterator<Item = f64>> {
     let values = sdrun_weights::synthetic::inputs(&format!("inputs/{seed}"), name, shape)?;
     let as_index = |v: f32| if v > 0.0 { 1.0 } else { 0.0 };
-    Ok(values.into_iter().map(|v| if dtype.is_float() { f64::from(v) } else { as_index(v) }).collect())
+    Ok(values.into_iter().map(move |v| if dtype.is_float() { f64::from(v) } else { as_index(v) }))
 }
 
 /// SHA-256 over names, types, shapes and bytes.

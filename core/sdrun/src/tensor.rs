@@ -1,6 +1,6 @@
 use crate::{Provider, Result};
 use sdrun_abi::{AlignedBuffer, DType, Error, OutputSink, OutputSpec, TensorView};
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{borrow::Borrow, collections::BTreeMap, fmt, sync::Arc};
 
 /// An owned tensor in host memory: contiguous, row-major, little-endian, aligned to 64 bytes.
 pub struct HostTensor {
@@ -58,31 +58,44 @@ impl HostTensor {
         Self::from_bytes(DType::I64, shape, &bytes)
     }
 
-    /// Values converted to `dtype`, rounded once; integers truncate. f8 is `Unimplemented`.
-    pub fn from_f64(dtype: DType, shape: Vec<usize>, values: &[f64]) -> Result<Self> {
+    /// Values converted to `dtype`, rounded once; integers truncate.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros); `InvalidArgument` if there are fewer or more values than elements; `Unimplemented` for f8.
+    pub fn from_f64(
+        dtype: DType,
+        shape: Vec<usize>,
+        values: impl IntoIterator<Item = impl Borrow<f64>>,
+    ) -> Result<Self> {
         use DType::*;
-        let mut bytes = Vec::with_capacity(values.len() * dtype.size());
-        for v in values {
+        let mut tensor = Self::zeros(dtype, shape)?;
+        let mut places = tensor.data.chunks_exact_mut(dtype.size());
+        for value in values {
+            let v = *value.borrow();
+            let Some(place) = places.next() else { return Err(miscounted(dtype, &tensor.shape)) };
             match dtype {
-                F64 => bytes.extend(v.to_le_bytes()),
-                F32 => bytes.extend((*v as f32).to_le_bytes()),
-                F16 => bytes.extend(half::f16::from_f64(*v).to_le_bytes()),
-                BF16 => bytes.extend(half::bf16::from_f64(*v).to_le_bytes()),
-                I64 => bytes.extend((*v as i64).to_le_bytes()),
-                I32 => bytes.extend((*v as i32).to_le_bytes()),
-                I16 => bytes.extend((*v as i16).to_le_bytes()),
-                I8 => bytes.extend((*v as i8).to_le_bytes()),
-                U64 => bytes.extend((*v as u64).to_le_bytes()),
-                U32 => bytes.extend((*v as u32).to_le_bytes()),
-                U16 => bytes.extend((*v as u16).to_le_bytes()),
-                U8 => bytes.extend((*v as u8).to_le_bytes()),
-                Bool => bytes.push(u8::from(*v != 0.0)),
+                F64 => place.copy_from_slice(&v.to_le_bytes()),
+                F32 => place.copy_from_slice(&(v as f32).to_le_bytes()),
+                F16 => place.copy_from_slice(&half::f16::from_f64(v).to_le_bytes()),
+                BF16 => place.copy_from_slice(&half::bf16::from_f64(v).to_le_bytes()),
+                I64 => place.copy_from_slice(&(v as i64).to_le_bytes()),
+                I32 => place.copy_from_slice(&(v as i32).to_le_bytes()),
+                I16 => place.copy_from_slice(&(v as i16).to_le_bytes()),
+                I8 => place.copy_from_slice(&(v as i8).to_le_bytes()),
+                U64 => place.copy_from_slice(&(v as u64).to_le_bytes()),
+                U32 => place.copy_from_slice(&(v as u32).to_le_bytes()),
+                U16 => place.copy_from_slice(&(v as u16).to_le_bytes()),
+                U8 => place.copy_from_slice(&(v as u8).to_le_bytes()),
+                Bool => place.fill(u8::from(v != 0.0)),
                 F8E4M3 | F8E5M2 => {
                     return Err(Error::unsupported(format!("cannot create {dtype} values")).into());
                 }
             }
         }
-        Self::from_bytes(dtype, shape, &bytes)
+        if places.next().is_some() {
+            return Err(miscounted(dtype, &tensor.shape));
+        }
+        Ok(tensor)
     }
 
     /// Element type.
@@ -106,17 +119,42 @@ impl HostTensor {
         TensorView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
 
-    /// Elements as f64, for any type except f8 (`None`).
-    pub fn to_f64(&self) -> Option<Vec<f64>> {
-        let tensor = sdrun_graph::Tensor::new(self.dtype, self.shape.clone(), self.data.to_vec()).ok()?;
-        if self.dtype == DType::F64 {
-            return tensor.elements::<f64>();
+    /// Elements as f64, for any type except f8 (`None`). Integers of 64 bits are rounded.
+    pub fn values(&self) -> Option<impl ExactSizeIterator<Item = f64> + Clone + '_> {
+        use DType::*;
+        /// The little-endian number that a slice of its size holds.
+        macro_rules! read {
+            ($of:ty) => {
+                |bytes: &[u8]| <$of>::from_le_bytes(bytes.try_into().unwrap_or_default()) as f64
+            };
         }
-        match tensor.to_f32s() {
-            Some(values) => Some(values.into_iter().map(f64::from).collect()),
-            None => Some(tensor.to_i64s()?.into_iter().map(|v| v as f64).collect()),
-        }
+        let read: fn(&[u8]) -> f64 = match self.dtype {
+            F64 => read!(f64),
+            F32 => read!(f32),
+            F16 => |bytes| half::f16::from_le_bytes(bytes.try_into().unwrap_or_default()).to_f64(),
+            BF16 => |bytes| half::bf16::from_le_bytes(bytes.try_into().unwrap_or_default()).to_f64(),
+            I64 => read!(i64),
+            I32 => read!(i32),
+            I16 => read!(i16),
+            I8 => read!(i8),
+            U64 => read!(u64),
+            U32 => read!(u32),
+            U16 => read!(u16),
+            U8 => read!(u8),
+            Bool => |bytes| f64::from(u8::from(bytes != [0u8].as_slice())),
+            F8E4M3 | F8E5M2 => return None,
+        };
+        Some(self.data.chunks_exact(self.dtype.size()).map(read))
     }
+    /// The same as a vector.
+    pub fn to_f64(&self) -> Option<Vec<f64>> {
+        self.values().map(Iterator::collect)
+    }
+}
+
+/// The error for another number of values than a tensor has elements.
+fn miscounted(dtype: DType, shape: &[usize]) -> crate::Error {
+    Error::invalid(format!("a {dtype} tensor of shape {shape:?} has another number of values")).into()
 }
 
 impl fmt::Debug for HostTensor {

@@ -303,6 +303,22 @@ fn progress_cancels_a_build() {
     assert_eq!(listener.progress.lock().unwrap().len(), 2);
 }
 
+/// What a plugin asks for after a cancel is answered, its result counts, and the next call is not cancelled.
+#[test]
+fn calls_back_after_a_cancel_do_no_harm() {
+    let model = Model::small();
+    let weights = Weights::ramp(&model, 0.25);
+    let isolated = worker("ignores_cancel");
+    for provider in [&plugin("ignores_cancel") as &dyn Provider, &isolated] {
+        let listener = Listener { stop_at: Some(0), ..Listener::default() };
+        let engine = provider.build(&model.json(), &spec(), &weights, &listener).unwrap();
+        assert_eq!(listener.progress.lock().unwrap().len(), 100);
+        let mut session = engine.session(&weights, &Quiet).unwrap();
+        assert_eq!(run(session.as_mut(), &model, &X).unwrap(), model.expected(&X, 2.0, weights.sum(&model)));
+        provider.build(&model.json(), &spec(), &weights, &Quiet).unwrap();
+    }
+}
+
 #[test]
 fn a_flag_cancels_a_run_and_only_that_run() {
     let isolated = worker("slow_progress");

@@ -2,13 +2,13 @@
 //! bits.
 
 use crate::{graph_error, nodes::Rewrite};
-use sdrun_abi::{DType, Error, Result, TensorSpec, TensorView};
-use sdrun_graph::{Body, Dim, Graph, GraphError, Node, Tensor, Value, ValueId};
+use sdrun_abi::{DType, Error, Input as Given, Result, TensorSpec, TensorView};
+use sdrun_graph::{Body, Dim, Graph, Node, Tensor, Value, ValueId};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 /// What to check in each run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Checks {
     inputs: Vec<Input>,
     /// Indices that the graph computes, in the order of their outputs.
@@ -19,7 +19,7 @@ pub struct Checks {
 }
 
 /// An input of the graph with indices.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Input {
     number: usize,
     name: String,
@@ -27,28 +27,26 @@ struct Input {
 }
 
 /// An output that counts wrong indices.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Computed {
     output: String,
     used: Use,
 }
 
 /// A node that takes indices.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Use {
     node: String,
-    /// The indices of position `i` refer to a dimension of this size, `sizes[i % sizes.len()]`.
-    sizes: Vec<i64>,
+    /// The indices of position `i` refer to a dimension of this size, `sizes[i % sizes.len()]`. `None` if they are known only in a run.
+    sizes: Option<Vec<i64>>,
 }
 
 /// Finds what to check. Clamps the indices that the graph computes, and adds an output for each node that takes them, which counts those
 /// that were out of range. `narrow` says that the runtime computes integers in 32 bits.
 ///
-/// It skips indices into dimensions of unknown size, and computed indices whose shape is unknown, with which OpenVINO 2026.4 returns
-/// outputs without a shape.
-///
 /// # Errors
-/// `InvalidArgument` for constants that are out of range, `Unimplemented` for computed indices in loops and branches.
+/// `InvalidArgument` for constants that are out of range; `Unimplemented` for indices that cannot be checked: in loops and branches,
+/// computed ones and those into dimensions of unknown size, and pairs, triples and so on of an unknown number of them.
 pub fn prepare(graph: &mut Graph, narrow: bool) -> Result<Checks> {
     let same = same(graph);
     let mut checks = Checks::default();
@@ -63,23 +61,44 @@ pub fn prepare(graph: &mut Graph, narrow: bool) -> Result<Checks> {
         for body in graph.bodies(&node) {
             inside(&body, &number, &mut checks.inputs)?;
         }
-        if let (Some(used), Some(indices)) = (Use::of(graph, &node), node.input(1)) {
-            if let Some(number) = number(indices) {
-                checks.inputs.push(Input {
-                    number,
-                    name: graph.value(graph.inputs[number]).name.clone(),
-                    used,
-                });
-            } else if !used.check_constant(graph, origin(&same, indices))?
-                && graph.value(indices).known_shape().is_some()
-            {
-                let (safe, count) = contain(graph, &node, indices, &used.sizes).map_err(graph_error)?;
-                node.inputs[1] = Some(safe);
-                graph.outputs.push(count);
-                checks.computed.push(Computed { output: graph.value(count).name.clone(), used });
+        if let Some(indices) = indices(&node) {
+            let used = Use::of(graph, &node, indices);
+            match number(indices) {
+                Some(number) if used.sizes.is_some() => {
+                    let name = graph.value(graph.inputs[number]).name.clone();
+                    checks.inputs.push(Input { number, name, used });
+                }
+                _ if used.check_constant(graph, origin(&same, indices))? => {}
+                _ => {
+                    let (safe, count) = contain(graph, &node, indices, &used)?;
+                    node.inputs[1] = Some(safe);
+                    graph.outputs.push(count);
+                    checks.computed.push(Computed { output: graph.value(count).name.clone(), used });
+                }
             }
         }
         graph.nodes.push(node);
+    }
+    Ok(checks)
+}
+
+/// Finds the inputs to check, and leaves the graph as it is. It passes over indices that the graph computes, over dimensions of unknown
+/// size, and over loops and branches.
+///
+/// # Errors
+/// `InvalidArgument` for constants that are out of range.
+pub fn of_inputs(graph: &Graph) -> Result<Checks> {
+    let same = same(graph);
+    let mut checks = Checks::default();
+    for node in &graph.nodes {
+        let Some(indices) = indices(node) else { continue };
+        let (from, used) = (origin(&same, indices), Use::of(graph, node, indices));
+        match graph.inputs.iter().position(|input| *input == from) {
+            Some(number) => {
+                checks.inputs.push(Input { number, name: graph.value(from).name.clone(), used });
+            }
+            None => drop(used.check_constant(graph, from)?),
+        }
     }
     Ok(checks)
 }
@@ -98,19 +117,18 @@ fn inside(body: &Body, number: &dyn Fn(ValueId) -> Option<usize>, found: &mut Ve
             inside(&body, &number, found)?;
         }
         let Some(indices) = indices(node) else { continue };
-        let (from, used) = (origin(&same, indices), Use::of(graph, node));
-        let checked = match (number(indices), used) {
-            (Some(number), Some(used)) => {
+        let (from, used) = (origin(&same, indices), Use::of(graph, node, indices));
+        let checked = match number(indices) {
+            Some(number) if used.sizes.is_some() => {
                 found.push(Input { number, name: graph.value(from).name.clone(), used });
                 true
             }
-            (Some(_), None) => true,
-            (None, Some(used)) => used.check_constant(graph, from)?,
-            (None, None) => graph.constant(from).is_some(),
+            _ => used.check_constant(graph, from)?,
         };
         if !checked {
             return Err(Error::unsupported(format!(
-                "{} `{}` in a loop or branch takes indices that the model computes, and they cannot be checked there",
+                "{} `{}` in a loop or branch takes indices that cannot be checked there: the model computes them or the number of \
+                 elements",
                 node.op_type, node.name
             )));
         }
@@ -152,29 +170,33 @@ const PREFIX: &str = "sdrun/indices";
 
 /// Adds nodes before `node` that clamp its indices, and others that count those that were out of range. Returns the clamped indices and the
 /// count.
-fn contain(
-    graph: &mut Graph,
-    node: &Node,
-    indices: ValueId,
-    sizes: &[i64],
-) -> Result<(ValueId, ValueId), GraphError> {
+fn contain(graph: &mut Graph, node: &Node, indices: ValueId, used: &Use) -> Result<(ValueId, ValueId)> {
     let name = format!("{PREFIX}/{}/", graph.outputs.len());
     let Value { dtype, shape, .. } = graph.value(indices).clone();
+    let dims = dims(graph, node, indices);
     let mut rewrite = Rewrite::new(graph, node, name);
-    let mut limits = |limit: fn(i64) -> i64| {
-        let shape = if sizes.len() == 1 { vec![] } else { vec![sizes.len()] };
-        let limits = sizes.iter().map(|size| limit(*size));
-        let limits = match dtype {
-            // No i32 exceeds a larger size.
-            Some(DType::I32) => {
-                let narrow = |limit: i64| limit.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
-                Tensor::from_elements(shape, &limits.map(narrow).collect::<Vec<_>>())
-            }
-            _ => Tensor::from_elements(shape, &limits.collect::<Vec<_>>()),
-        }?;
-        Ok::<_, GraphError>(rewrite.constant(limits))
+    let (last, first) = if let Some(sizes) = &used.sizes {
+        let mut limits = |limit: fn(i64) -> i64| {
+            let shape = if sizes.len() == 1 { vec![] } else { vec![sizes.len()] };
+            let limits = sizes.iter().map(|size| limit(*size));
+            let limits = match dtype {
+                // No i32 exceeds a larger size.
+                Some(DType::I32) => {
+                    let narrow = |limit: i64| limit.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+                    Tensor::from_elements(shape, &limits.map(narrow).collect::<Vec<_>>())
+                }
+                _ => Tensor::from_elements(shape, &limits.collect::<Vec<_>>()),
+            };
+            Ok::<_, Error>(rewrite.constant(limits.map_err(graph_error)?))
+        };
+        (limits(|size| size - 1)?, limits(|size| -size)?)
+    } else {
+        let (data, dims) = node.input(0).zip(dims).ok_or_else(|| {
+            let what = format!("{} takes indices into an unknown number of dimensions", used.node);
+            Error::unsupported(what)
+        })?;
+        computed_limits(&mut rewrite, data, &dims, dtype)
     };
-    let (last, first) = (limits(|size| size - 1)?, limits(|size| -size)?);
     let flat = rewrite.ints(&[-1]);
     let (bool, i32) = (Some(DType::Bool), Some(DType::I32));
     let below = rewrite.node("Min", &[indices, last], dtype, shape.clone());
@@ -190,34 +212,80 @@ fn contain(
     Ok((safe, count))
 }
 
+/// Adds nodes that compute the largest and the smallest index into dimensions of `data`.
+fn computed_limits(
+    rewrite: &mut Rewrite<'_>,
+    data: ValueId,
+    dims: &Dims,
+    dtype: Option<DType>,
+) -> (ValueId, ValueId) {
+    let i64 = Some(DType::I64);
+    let shape = rewrite.node("Shape", &[data], i64, Some(vec![Dim::Unknown]));
+    let (places, of_places) = match dims {
+        Dims::One(at) => (rewrite.constant(Tensor::scalar(*at)), vec![]),
+        Dims::Several(range) => {
+            let places: Vec<i64> = range.clone().collect();
+            (rewrite.ints(&places), vec![Dim::Known(places.len())])
+        }
+    };
+    let mut sizes = rewrite.node("Gather", &[shape, places], i64, Some(of_places.clone()));
+    if dtype == Some(DType::I32) {
+        sizes = rewrite.node("Cast", &[sizes], dtype, Some(of_places.clone()));
+        rewrite.set("to", i64::from(DType::I32 as i32));
+    }
+    let first = rewrite.node("Neg", &[sizes], dtype, Some(of_places.clone()));
+    let one = match dtype {
+        Some(DType::I32) => rewrite.constant(Tensor::scalar(1i32)),
+        _ => rewrite.constant(Tensor::scalar(1i64)),
+    };
+    (rewrite.node("Sub", &[sizes, one], dtype, Some(of_places)), first)
+}
+
+/// Which dimensions of the data indices refer to.
+enum Dims {
+    /// All to this one, counted from the end if it is negative.
+    One(i64),
+    /// The last dimension of the indices has one for each of these.
+    Several(Range<i64>),
+}
+
+/// `None` if that is not known.
+fn dims(graph: &Graph, node: &Node, indices: ValueId) -> Option<Dims> {
+    Some(match node.op_type.as_str() {
+        "GatherND" | "ScatterND" => {
+            let columns = graph.value(indices).shape.as_ref()?.last()?.known()? as i64;
+            let first = node.int_or("batch_dims", 0);
+            Dims::Several(first..first.checked_add(columns)?)
+        }
+        _ => Dims::One(node.int_or("axis", 0)),
+    })
+}
+
 impl Use {
-    /// What the indices of `node` refer to, if it takes integers as indices.
-    fn of(graph: &Graph, node: &Node) -> Option<Self> {
-        let indices = indices(node).filter(|id| is_integer(graph, *id))?;
-        let dims = graph.value(node.input(0)?).shape.as_ref()?;
-        let size = |at: usize| Some(dims.get(at)?.known()? as i64);
-        let sizes: Vec<i64> = match node.op_type.as_str() {
-            "GatherND" | "ScatterND" => {
-                let columns = graph.value(indices).shape.as_ref()?.last()?.known()?;
-                let first = usize::try_from(node.int_or("batch_dims", 0)).ok()?;
-                (first..first + columns).map(size).collect::<Option<_>>()?
-            }
-            _ => {
-                let axis = node.int_or("axis", 0);
-                let axis = if axis < 0 { axis + dims.len() as i64 } else { axis };
-                vec![size(usize::try_from(axis).ok()?)?]
+    /// What the indices of `node` refer to.
+    fn of(graph: &Graph, node: &Node, indices: ValueId) -> Self {
+        let sizes = || {
+            let shape = graph.value(node.input(0)?).shape.as_ref()?;
+            let size = |at: i64| {
+                let at = if at < 0 { at + shape.len() as i64 } else { at };
+                Some(shape.get(usize::try_from(at).ok()?)?.known()? as i64)
+            };
+            match dims(graph, node, indices)? {
+                Dims::One(at) => Some(vec![size(at)?]),
+                Dims::Several(range) => range.map(size).collect(),
             }
         };
-        let node = format!("{} `{}`", node.op_type, node.name);
-        (!sizes.is_empty()).then_some(Use { node, sizes })
+        Use { node: format!("{} `{}`", node.op_type, node.name), sizes: sizes() }
     }
 
-    /// Whether the indices are a constant.
+    /// Whether the indices are a constant that can be checked.
     ///
     /// # Errors
     /// `InvalidArgument` if one is out of range.
     fn check_constant(&self, graph: &Graph, indices: ValueId) -> Result<bool> {
-        let Some(constant) = graph.constant(indices) else { return Ok(false) };
+        let Some(constant) = graph.constant(indices).filter(|_| self.sizes.is_some()) else {
+            return Ok(false);
+        };
         let name = &graph.value(indices).name;
         self.check(constant.to_i64s().unwrap_or_default().into_iter())
             .map_err(|wrong| Error::invalid(format!("the constant `{name}` has {wrong}")))?;
@@ -226,8 +294,9 @@ impl Use {
 
     /// Fails with the first index that is out of range.
     fn check(&self, indices: impl Iterator<Item = i64>) -> Result<(), String> {
+        let Some(sizes) = &self.sizes else { return Ok(()) };
         let wrong = indices.enumerate().find_map(|(at, index)| {
-            let size = self.sizes[at % self.sizes.len()];
+            let size = sizes[at % sizes.len()];
             (!(-size..size).contains(&index))
                 .then(|| format!("{index} at position {at}, an index of {} into {size} elements", self.node))
         });
@@ -267,8 +336,37 @@ impl Checks {
         Ok(())
     }
 
+    /// The same for inputs of which some are on a device. Those that are checked are copied for that.
+    ///
+    /// # Errors
+    /// As [`inputs`](Self::inputs); errors of the device.
+    pub fn inputs_anywhere(&self, inputs: &[Given<'_>]) -> Result<()> {
+        let mut copies = Vec::new();
+        for (number, input) in inputs.iter().enumerate() {
+            let mut copy = Vec::new();
+            if let (Given::Device(tensor), true) = (input, self.read_input(number)) {
+                let spec = tensor.spec();
+                copy = vec![0; spec.dtype.bytes_of(&spec.shape).unwrap_or(0)];
+                tensor.read(&mut copy)?;
+            }
+            copies.push(copy);
+        }
+        let views: Vec<TensorView<'_>> = inputs
+            .iter()
+            .zip(&copies)
+            .map(|(input, copy)| match *input {
+                Given::Host(view) => view,
+                Given::Device(tensor) => {
+                    let spec = tensor.spec();
+                    TensorView { dtype: spec.dtype, shape: &spec.shape, data: copy }
+                }
+            })
+            .collect();
+        self.inputs(&views)
+    }
+
     /// Whether [`Checks::inputs`] reads the values of this input.
-    pub fn read_input(&self, number: usize) -> bool {
+    fn read_input(&self, number: usize) -> bool {
         self.inputs.iter().any(|input| input.number == number)
             || self.narrow.iter().any(|(at, _)| *at == number)
     }
@@ -296,10 +394,10 @@ impl Checks {
         let mut wrong = self.computed.iter().zip(counts).filter(|(_, count)| **count != [0; 4]);
         let Some((Computed { used: Use { node, sizes }, .. }, count)) = wrong.next() else { return Ok(()) };
         let count = i32::from_le_bytes(*count);
-        let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
+        let sizes: Vec<String> = sizes.iter().flatten().map(i64::to_string).collect();
+        let sizes = if sizes.is_empty() { String::new() } else { sizes.join(" x ") + " " };
         Err(Error::invalid(format!(
-            "with these inputs, the model computes {count} indices for {node} that are not in the range of its {} elements",
-            sizes.join(" x ")
+            "with these inputs, the model computes {count} indices for {node} that are not in the range of its {sizes}elements"
         )))
     }
 }

@@ -19,7 +19,12 @@ use sdrun_graph::{
         weights_as_inputs,
     },
 };
-use sdrun_provider_common::{Preparation, describe, phase, read_graph, refused::refuse};
+use sdrun_provider_common::{
+    Preparation, describe,
+    indices::{self, Checks},
+    phase, read_graph,
+    refused::refuse,
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -31,6 +36,8 @@ pub(crate) struct Compiled {
     pub(crate) target: Target,
     pub(crate) options: CompileOptions,
     pub(crate) info: EngineInfo,
+    /// What to check in each run.
+    pub(crate) checks: Checks,
     /// The graph as the host passed it; empty if the weights are baked in.
     model: Bytes,
     /// One program for each set of input shapes.
@@ -71,6 +78,7 @@ pub(crate) fn build(
     refuse(&graph, "MIGraphX", fault)?;
     let requirements = Requirements::of(runtime, &target, options)?;
     let mut info = describe(&graph, requirements.text()?)?;
+    let checks = indices::of_inputs(&graph)?;
     let graphs = for_each_shape(graph, open)?;
     let steps = graphs.len() as u64;
     let make = |(step, mut graph): (u64, Graph), target: &Target| {
@@ -89,7 +97,7 @@ pub(crate) fn build(
         info.weights.clear();
         model = Bytes::new();
     }
-    let before = Before { runtime, target, options, info, model };
+    let before = Before { runtime, target, options, info, checks, model };
     before.finish((0..).zip(graphs), make)
 }
 
@@ -122,7 +130,7 @@ pub(crate) fn load(
     options: CompileOptions,
     host: &dyn Host,
 ) -> Result<Box<dyn Engine>> {
-    let Parts { info, model, programs } = payload::read(payload)?;
+    let Parts { info, checks, model, programs } = payload::read(payload)?;
     Requirements::read(&info.compatibility)?.demand(runtime, &target, options)?;
     let model = Bytes::from(model.into_owned());
     let graphs = match model.is_empty() {
@@ -142,7 +150,7 @@ pub(crate) fn load(
         target.select(runtime)?;
         Ok((stored.inputs, preparation, Program::load(&runtime.api, file.path())?))
     };
-    let before = Before { runtime, target, options, info, model };
+    let before = Before { runtime, target, options, info, checks, model };
     before.finish((0..).zip(programs.into_iter().zip(graphs)), make)
 }
 
@@ -159,6 +167,7 @@ struct Before {
     target: Target,
     options: CompileOptions,
     info: EngineInfo,
+    checks: Checks,
     model: Bytes,
 }
 
@@ -168,7 +177,7 @@ impl Before {
         parts: impl Iterator<Item = T>,
         make: impl Fn(T, &Target) -> Result<(Vec<Vec<usize>>, Preparation, Program)>,
     ) -> Result<Box<dyn Engine>> {
-        let Before { runtime, target, options, info, model } = self;
+        let Before { runtime, target, options, info, checks, model } = self;
         let in_use = || match (&runtime.hip, &target.hip) {
             (Some(hip), Some(_)) => target.select(runtime).and_then(|()| hip.memory_in_use()).ok(),
             _ => None,
@@ -190,7 +199,7 @@ impl Before {
         };
         let buckets = parts.map(bucket).collect::<Result<Vec<_>>>()?;
         let resident = before.zip(in_use()).map(|(before, after)| after.saturating_sub(before));
-        let compiled = Compiled { runtime, target, options, info, model, buckets, resident };
+        let compiled = Compiled { runtime, target, options, info, checks, model, buckets, resident };
         Ok(Box::new(MgxEngine(Arc::new(compiled))))
     }
 }
@@ -203,7 +212,7 @@ impl Engine for MgxEngine {
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let Compiled { runtime, target, info, model, buckets, .. } = &*self.0;
+        let Compiled { runtime, target, info, checks, model, buckets, .. } = &*self.0;
         let stored = |bucket: &Bucket| {
             let file = runtime.temporary_file()?;
             target.select(runtime)?;
@@ -213,7 +222,12 @@ impl Engine for MgxEngine {
         let bytes = buckets.iter().map(stored).collect::<Result<Vec<_>>>()?;
         let programs = buckets.iter().zip(&bytes);
         let programs = programs.map(|(bucket, bytes)| StoredProgram { inputs: bucket.inputs.clone(), bytes });
-        payload::write(&Parts { info: info.clone(), model: (&**model).into(), programs: programs.collect() })
+        payload::write(&Parts {
+            info: info.clone(),
+            checks: checks.clone(),
+            model: (&**model).into(),
+            programs: programs.collect(),
+        })
     }
 
     fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {

@@ -12,6 +12,7 @@
 use crate::{devices::Target, ffi::CompileOptions, options, runtime::Runtime};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use sdrun_abi::{Compatibility, EngineInfo, Error, ErrorCode, Result};
+use sdrun_provider_common::indices::Checks;
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -100,6 +101,8 @@ const NONE: CompileOptions = CompileOptions { fast_math: false, exhaustive_tune:
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     info: EngineInfo,
+    #[serde(default)]
+    checks: Checks,
     model_bytes: u64,
     /// Input shapes and byte length of each program.
     programs: Vec<(Vec<Vec<usize>>, u64)>,
@@ -108,6 +111,8 @@ struct Header {
 /// The parts of a payload.
 pub(crate) struct Parts<'p> {
     pub(crate) info: EngineInfo,
+    /// What to check in each run.
+    pub(crate) checks: Checks,
     /// The graph as the host passed it; empty if weights are baked in.
     pub(crate) model: Cow<'p, [u8]>,
     /// The programs; at least one.
@@ -127,8 +132,12 @@ pub(crate) struct StoredProgram<'p> {
 pub(crate) fn write(parts: &Parts<'_>) -> Result<Vec<u8>> {
     let model = compressed(&parts.model)?;
     let programs = parts.programs.iter().map(|program| (program.inputs.clone(), program.bytes.len() as u64));
-    let header =
-        Header { info: parts.info.clone(), model_bytes: model.len() as u64, programs: programs.collect() };
+    let header = Header {
+        info: parts.info.clone(),
+        checks: parts.checks.clone(),
+        model_bytes: model.len() as u64,
+        programs: programs.collect(),
+    };
     let header =
         serde_json::to_vec(&header).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
     let program_bytes: usize = parts.programs.iter().map(|program| program.bytes.len()).sum();
@@ -177,7 +186,7 @@ pub(crate) fn read(payload: &[u8]) -> Result<Parts<'_>> {
     };
     let (model, programs) =
         parts().ok_or_else(|| damaged("its parts do not have the lengths in its header"))?;
-    Ok(Parts { info: header.info, model: expanded(model)?.into(), programs })
+    Ok(Parts { info: header.info, checks: header.checks, model: expanded(model)?.into(), programs })
 }
 
 /// Limit for the expanded size of a graph without weights, in bytes.
@@ -251,7 +260,13 @@ mod tests {
         let programs = vec![program(64, b"mxr"), program(96, b"mxr of another size")];
         let with = |programs: &[StoredProgram<'static>]| {
             let model = b"onnx".as_slice().into();
-            write(&Parts { info: info.clone(), model, programs: programs.to_vec() }).unwrap()
+            write(&Parts {
+                info: info.clone(),
+                checks: Checks::default(),
+                model,
+                programs: programs.to_vec(),
+            })
+            .unwrap()
         };
         let good = with(&programs);
         let parts = read(&good).unwrap();

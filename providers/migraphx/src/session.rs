@@ -198,6 +198,7 @@ impl Session for MgxSession {
             return Err(Error::new(ErrorCode::Cancelled, "the run was cancelled before it began"));
         }
         let compiled = &self.compiled;
+        compiled.checks.inputs(inputs)?;
         let index = compiled.bucket_for(inputs)?;
         let bound = &mut self.bound[index];
         compiled.target.select(compiled.runtime)?;

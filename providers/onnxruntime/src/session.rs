@@ -52,32 +52,6 @@ impl RunningSession {
     fn watching<'h>(&self, host: &'h dyn Host) -> Option<&'h dyn Host> {
         self.last_run.is_none_or(|took| took > WATCHED_FROM).then_some(host)
     }
-
-    /// Checks the indices in inputs. Those on the device are copied for that.
-    fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
-        let mut copies = Vec::new();
-        for (number, input) in inputs.iter().enumerate() {
-            let mut copy = Vec::new();
-            if let (Input::Device(tensor), true) = (input, self.checks.read_input(number)) {
-                let spec = tensor.spec();
-                copy = vec![0; spec.dtype.bytes_of(&spec.shape).unwrap_or(0)];
-                tensor.read(&mut copy)?;
-            }
-            copies.push(copy);
-        }
-        let views: Vec<TensorView<'_>> = inputs
-            .iter()
-            .zip(&copies)
-            .map(|(input, copy)| match *input {
-                Input::Host(view) => view,
-                Input::Device(tensor) => {
-                    let spec = tensor.spec();
-                    TensorView { dtype: spec.dtype, shape: &spec.shape, data: copy }
-                }
-            })
-            .collect();
-        self.checks.inputs(&views)
-    }
 }
 
 /// The buffers of the host for the outputs of the model, then those of the checks, for outputs of these types and shapes.
@@ -145,7 +119,7 @@ impl Session for RunningSession {
     ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         let device =
             self.target.device.ok_or_else(|| Error::unsupported("cannot keep tensors on its device"))?;
-        self.check_inputs(inputs)?;
+        self.checks.inputs_anywhere(inputs)?;
         let watching = self.watching(host);
         let start = Instant::now();
         let counts = &mut self.counts;

@@ -394,6 +394,60 @@ fn constant_indices_out_of_range_are_refused() {
     assert!(error.message.contains("constant `i` has 3 at position 0"), "{error}");
 }
 
+/// The number of elements is known only when the model runs.
+#[test]
+fn indices_into_open_dimensions_are_checked() {
+    let open = || {
+        let three = |dtype: DType| {
+            let bytes =
+                if dtype == DType::I32 { 3i32.to_le_bytes().to_vec() } else { 3i64.to_le_bytes().to_vec() };
+            (dtype, bytes)
+        };
+        let (wide, narrow) = (three(DType::I64), three(DType::I32));
+        Model::default()
+            .input("x", DType::F32, &[-1])
+            .input("i", DType::I64, &[-2])
+            .constant("three", wide.0, &[1], wide.1)
+            .constant("narrow three", narrow.0, &[1], narrow.1)
+            .constant("column", DType::I64, &[2], [-1i64, 1].map(i64::to_le_bytes).concat())
+            .node_with("Cast", &["i"], &["narrow"], &[("to", DType::I32 as i64)])
+            .node("Sub", &["i", "three"], &["j"])
+            .node("Sub", &["narrow", "narrow three"], &["k"])
+            .output("y", DType::F32, &[-3])
+    };
+    for (op, model) in [
+        ("Gather", open().node("Gather", &["x", "i"], &["y"])),
+        ("Gather", open().node("Gather", &["x", "j"], &["y"])),
+        ("Gather", open().node_with("Gather", &["x", "k"], &["y"], &[("axis", -1)])),
+        ("Gather", open().node("Gather", &["x", "three"], &["y"])),
+        ("GatherElements", open().node("GatherElements", &["x", "j"], &["y"])),
+        ("GatherND", open().node("Reshape", &["j", "column"], &["n"]).node("GatherND", &["x", "n"], &["y"])),
+        ("ScatterElements", open().node("ScatterElements", &["x", "j", "x"], &["y"])),
+    ] {
+        let model = from_host(model, 21);
+        let mut session = session(provider(), &model, &fp32(), &Source::default()).unwrap();
+        let mut run = |x: &[f32], index: i64| {
+            let (x, shape, index) = (bytes(x), [x.len()], vec![index.to_le_bytes(); x.len()].concat());
+            let inputs = [
+                TensorView { dtype: DType::F32, shape: &shape, data: &x },
+                TensorView { dtype: DType::I64, shape: &shape, data: &index },
+            ];
+            let mut sink = VecSink::default();
+            session.run(&inputs, &mut sink, &NoHost).map(|()| floats(sink.get(0).unwrap().data))
+        };
+        let four = [1.0, 2.0, 4.0, 8.0];
+        assert!(
+            run(&four, 3).unwrap_or_else(|why| panic!("{op}: {why:?}")).iter().all(|y| four.contains(y)),
+            "{op}"
+        );
+        let error =
+            run(&four[..2], 3 + 2).err().unwrap_or_else(|| panic!("{op} takes an index out of range"));
+        assert_eq!(error.code, ErrorCode::InvalidArgument, "{op}");
+        assert!(error.message.contains(op) && error.message.contains("not in the range"), "{error}");
+        run(&four, 3).unwrap();
+    }
+}
+
 /// In a branch, indices may be constants or inputs of the model; others cannot be checked.
 #[test]
 fn indices_in_branches_are_checked_or_refused() {

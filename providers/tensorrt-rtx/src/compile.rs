@@ -20,7 +20,7 @@ use sdrun_abi::{
     WeightSpec,
 };
 use sdrun_graph::{Graph, infer::infer_shapes, passes::convert_precision};
-use sdrun_provider_common::{converted, describe, graph_error, phase, read_graph, weight};
+use sdrun_provider_common::{converted, describe, graph_error, indices, phase, read_graph, weight};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Compiles `model` for the target of `place`. Without `spec.bake` it reads no weights. Zeros that take no memory stand
@@ -98,6 +98,7 @@ pub(crate) fn build(
     };
     let mut info = describe(&network.graph, requirements.text()?)?;
     check_types(&info)?;
+    let checks = indices::of_inputs(&network.graph)?;
     let (plan, records) = run(runtime, network, &info, place, options, strip, weights, host);
     let plan = plan?;
     let table = match strip {
@@ -106,7 +107,7 @@ pub(crate) fn build(
     };
     info.weights = if strip { network.weights.clone() } else { Vec::new() };
     let plan_bytes = plan.len() as u64;
-    Ok((Description { info, table, plan_bytes }, plan))
+    Ok((Description { info, table, checks, plan_bytes }, plan))
 }
 
 /// Runs the library's build. Returns the plan and the weights the parser reported, also when the build fails.

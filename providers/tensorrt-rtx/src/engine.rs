@@ -155,7 +155,8 @@ impl Engine for TrtEngine {
             compatibility: requirements.text()?,
             ..self.description.info.clone()
         };
-        let description = Description { info, table: Vec::new(), plan_bytes: plan.len() as u64 };
+        let checks = self.description.checks.clone();
+        let description = Description { info, table: Vec::new(), checks, plan_bytes: plan.len() as u64 };
         Ok(Box::new(TrtEngine {
             runtime: self.runtime,
             place: self.place.clone(),

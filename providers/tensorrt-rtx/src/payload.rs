@@ -2,7 +2,7 @@
 
 use crate::{table::Entry, target::Target};
 use sdrun_abi::{EngineInfo, Error, Result, Weight, WeightSource, WeightSpec};
-use sdrun_provider_common::payload;
+use sdrun_provider_common::{indices::Checks, payload};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -15,6 +15,9 @@ pub(crate) struct Description {
     pub(crate) info: EngineInfo,
     /// Empty for an engine with its weights inside.
     pub(crate) table: Vec<Entry>,
+    /// What to check in each run.
+    #[serde(default)]
+    pub(crate) checks: Checks,
     /// Length of the plan.
     pub(crate) plan_bytes: u64,
 }
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn a_damaged_payload_is_an_error() {
         let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
-        let description = Description { info, table: vec![], plan_bytes: 4 };
+        let description = Description { info, table: vec![], checks: Checks::default(), plan_bytes: 4 };
         let good = write(&description, b"plan").unwrap();
         assert_eq!(read(&good).unwrap(), (description, &b"plan"[..]));
         for end in 0..good.len() {

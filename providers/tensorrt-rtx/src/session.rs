@@ -426,6 +426,7 @@ impl Session for TrtSession {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
+        self.description.checks.inputs_anywhere(inputs)?;
         self.execute(inputs, keep, outputs, host).inspect_err(|_| {
             // The queued work uses memory that the next run may replace, and how much of it ran is unknown.
             let _ = self.stream.wait();

@@ -33,6 +33,8 @@ pub(crate) enum Behaviour {
     HugeLog,
     /// `slow_progress`: a build reports progress and a run polls, each until it is cancelled or a minute has passed.
     SlowProgress,
+    /// `ignores_cancel`: a build calls the host a hundred times more, whatever it answers, and succeeds.
+    IgnoresCancel,
     /// `hold_weights`: holds every weight until it has all of them.
     HoldWeights,
     /// `parallel_weights`: pulls weights from four threads.
@@ -100,6 +102,7 @@ impl FromStr for Behaviour {
             "print_to_stdout" => Behaviour::PrintToStdout,
             "huge_log" => Behaviour::HugeLog,
             "slow_progress" => Behaviour::SlowProgress,
+            "ignores_cancel" => Behaviour::IgnoresCancel,
             "hold_weights" => Behaviour::HoldWeights,
             "parallel_weights" => Behaviour::ParallelWeights,
             "encoded_weights" => Behaviour::EncodedWeights,

@@ -87,6 +87,14 @@ impl Provider for Mock {
                     thread::sleep(Duration::from_millis(1));
                 }
             }
+            Behaviour::IgnoresCancel => {
+                for step in 0..100 {
+                    host.progress("compile", step, 100);
+                    host.log(LogLevel::Debug, "mock", "going on");
+                    host.cancelled();
+                    pull(&description.weights, weights)?;
+                }
+            }
             Behaviour::HugeLog => {
                 host.log(LogLevel::Warn, "mock", &"x".repeat(1 << 20));
                 for line in 0..10_000 {

@@ -212,6 +212,7 @@ fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) ->
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    context.limit(args.provider.time_limit);
     context.begin_lines();
     let report = draw::draw(args, context)?;
     context.present(&report, |out| report.write(out))?;

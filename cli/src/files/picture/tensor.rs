@@ -40,15 +40,12 @@ pub(crate) fn of_file(path: &Path, spec: &TensorSpec, range: ImageRange) -> Resu
     let image = picture.image().to_rgb16();
     let (width, height) = (image.width() as usize, image.height() as usize);
     let samples = image.into_raw();
-    let mut values = Vec::with_capacity(samples.len());
-    for channel in 0..3 {
-        values.extend(samples.iter().skip(channel).step_by(3).map(|&sample| {
-            let fraction = f32::from(sample) / f32::from(u16::MAX);
-            f64::from(range.low + fraction * (range.high - range.low))
-        }));
-    }
-    HostTensor::from_f64(dtype, vec![1, 3, height, width], &values)
-        .map_err(|e| Error::internal(e.to_string()))
+    let planes = (0..3).flat_map(|channel| samples.iter().skip(channel).step_by(3));
+    let values = planes.map(|&sample| {
+        let fraction = f32::from(sample) / f32::from(u16::MAX);
+        f64::from(range.low + fraction * (range.high - range.low))
+    });
+    HostTensor::from_f64(dtype, vec![1, 3, height, width], values).map_err(|e| Error::internal(e.to_string()))
 }
 
 fn check_float(what: impl AsRef<Path>, dtype: DType) -> Result<(), Error> {
@@ -79,15 +76,15 @@ pub(crate) fn to_picture(
         ))
         .with_hint("write it as .npy instead"));
     };
-    let values = tensor.to_f64().ok_or_else(|| Error::internal("a float tensor has no values"))?;
+    let values = tensor.values().ok_or_else(|| Error::internal("a float tensor has no values"))?;
     let plane = values.len() / 3;
     let (low, high) = (f64::from(range.low), f64::from(range.high));
     let mut bytes = vec![0; values.len()];
-    for (i, value) in values.iter().enumerate() {
+    for (i, value) in values.clone().enumerate() {
         // `as` turns NaN into 0 and stays within 0..=255.
         bytes[(i % plane) * 3 + i / plane] = ((value - low) / (high - low) * 255.0).round() as u8;
     }
-    let not_finite = values.iter().filter(|v| !v.is_finite()).count();
+    let not_finite = values.filter(|v| !v.is_finite()).count();
     Ok((super::rgb(width, height, bytes)?, not_finite))
 }
 

@@ -394,10 +394,7 @@ pub(super) fn tensor(dtype: DType, shape: Vec<usize>, values: &[f32]) -> sdrun::
         DType::I64 => {
             HostTensor::from_i64(shape, &values.iter().map(|v| v.round() as i64).collect::<Vec<_>>())
         }
-        dtype => {
-            let values: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
-            HostTensor::from_f64(dtype, shape, &values)
-        }
+        dtype => HostTensor::from_f64(dtype, shape, values.iter().map(|v| f64::from(*v))),
     }
 }
 
@@ -408,6 +405,6 @@ fn f32s(tensor: &HostTensor) -> Option<Vec<f32>> {
             let words = tensor.bytes().as_chunks::<4>().0;
             Some(words.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
         }
-        _ => Some(tensor.to_f64()?.into_iter().map(|value| value as f32).collect()),
+        _ => Some(tensor.values()?.map(|value| value as f32).collect()),
     }
 }

@@ -14,13 +14,13 @@ pub(super) fn check(provider: &str, output: &str, tensor: &HostTensor, precision
     if is_finite(tensor.dtype(), tensor.bytes()) {
         return Ok(());
     }
-    let Some(values) = tensor.to_f64() else {
+    let Some(values) = tensor.values() else {
         let message = format!("output {output:?} has values that are not finite");
         return Err(Error::of(provider)(AbiError::new(ErrorCode::OutOfRange, message)));
     };
-    let nan = values.iter().filter(|v| v.is_nan()).count();
-    let infinite = values.iter().filter(|v| v.is_infinite()).count();
-    let first = values.iter().position(|v| !v.is_finite()).unwrap_or_default();
+    let nan = values.clone().filter(|v| v.is_nan()).count();
+    let infinite = values.clone().filter(|v| v.is_infinite()).count();
+    let first = values.clone().position(|v| !v.is_finite()).unwrap_or_default();
     let message = format!(
         "output {output:?} has {nan} NaN and {infinite} infinite values of {}, the first at index {first}",
         values.len()

@@ -109,17 +109,16 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         ))
         .into());
     }
-    let values = |t: &HostTensor| {
-        t.to_f64().ok_or_else(|| {
-            AbiError::unsupported(format!("cannot compare output {name:?} of type {}", t.dtype()))
-        })
+    let (Some(a), Some(b)) = (tensor.values(), reference.values()) else {
+        let dtype = tensor.dtype();
+        return Err(AbiError::unsupported(format!("cannot compare output {name:?} of type {dtype}")).into());
     };
-    let (a, b) = (values(tensor)?, values(reference)?);
+    let count = a.len() as f64;
     let (mut max, mut sum, mut peak, mut dot, mut aa, mut bb, mut noise) =
         (0f64, 0f64, 0f64, 0f64, 0f64, 0f64, 0f64);
     let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut not_finite, mut reference_not_finite) = (0, 0);
-    for (x, y) in a.iter().zip(&b) {
+    for (x, y) in a.zip(b) {
         if !y.is_finite() {
             // Non-finite values of the reference must match exactly.
             reference_not_finite += usize::from(!(x == y || (x.is_nan() && y.is_nan())));
@@ -134,7 +133,7 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         sum += d;
         noise += d * d;
         peak = peak.max(y.abs());
-        (low, high) = (low.min(*y), high.max(*y));
+        (low, high) = (low.min(y), high.max(y));
         dot += x * y;
         aa += x * x;
         bb += y * y;
@@ -144,12 +143,12 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
     Ok(Comparison {
         output: name.to_string(),
         max_abs_error: max,
-        mean_abs_error: sum / a.len().max(1) as f64,
+        mean_abs_error: sum / count.max(1.0),
         max_abs_reference: peak,
         relative_error: if peak > 0.0 { max / peak } else { max },
         cosine: cosine.min(1.0),
         snr_db: (noise > 0.0).then(|| 10.0 * (bb / noise).log10()),
-        psnr_db: (noise > 0.0).then(|| 10.0 * ((high - low).powi(2) * a.len() as f64 / noise).log10()),
+        psnr_db: (noise > 0.0).then(|| 10.0 * ((high - low).powi(2) * count / noise).log10()),
         not_finite,
         reference_not_finite,
     })

@@ -17,7 +17,11 @@ use sdrun_abi::{
 use std::{
     io,
     path::PathBuf,
-    sync::{MutexGuard, atomic::Ordering::Relaxed, mpsc::RecvTimeoutError},
+    sync::{
+        MutexGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::RecvTimeoutError,
+    },
     time::{Duration, Instant},
 };
 
@@ -25,6 +29,15 @@ use std::{
 const POLL: Duration = Duration::from_millis(20);
 /// How long to wait for stderr output that was written before a reported failure.
 const WORDS: Duration = Duration::from_secs(1);
+
+/// Microseconds that this process has waited for workers.
+static WAITED: AtomicU64 = AtomicU64::new(0);
+
+/// How long this process has waited for workers so far, all its threads together. What it did itself in a call, such as handing out
+/// weights, does not count.
+pub fn waited() -> Duration {
+    Duration::from_micros(WAITED.load(Relaxed))
+}
 
 /// One call. While it exists, no other call runs on this worker.
 pub(super) struct Exchange<'w> {
@@ -243,7 +256,10 @@ impl<'w> Exchange<'w> {
             if passed(clock.cancel.flatten()) {
                 return Err(self.too_stubborn());
             }
-            match self.link.events.recv_timeout(clock.until_next()) {
+            let since = Instant::now();
+            let event = self.link.events.recv_timeout(clock.until_next());
+            WAITED.fetch_add(since.elapsed().as_micros() as u64, Relaxed);
+            match event {
                 Ok(Event::Message(message)) => return Ok(message),
                 Ok(Event::Ended(broken)) => return Err(self.died(broken)),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.died(None)),

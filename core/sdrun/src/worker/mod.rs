@@ -31,6 +31,7 @@ mod shm;
 mod stderr;
 mod sync;
 
+pub use exchange::waited;
 pub use find::find_worker;
 pub use loader::loader_of;
 pub(crate) use process::was_killed;

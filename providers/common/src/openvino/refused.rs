@@ -45,6 +45,9 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
             Some("it rounds to 8-bit floats differently")
         }
         "DFT" if computed(2) => Some("it ignores an axis that is computed"),
+        "Gather" if node.input(0).is_some_and(|id| is_empty(graph, id)) => {
+            Some("it crashes on tensors without elements")
+        }
         "GRU" | "LSTM" | "RNN" if node.int_or("layout", 0) != 0 => Some("it ignores the layout"),
         "HardSigmoid" if is_zero("alpha") || is_zero("beta") => {
             Some("it takes a parameter of 0 for an absent one")
@@ -79,6 +82,10 @@ fn fault(graph: &Graph, node: &Node) -> Option<&'static str> {
         "TopK" if node.output(1).is_some() => Some("it returns equal elements in any order"),
         _ => misplaced_corners(graph, node),
     }
+}
+
+fn is_empty(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).shape.iter().flatten().any(|dim| dim.known() == Some(0))
 }
 
 fn is_dilated(node: &Node) -> bool {

@@ -258,9 +258,18 @@ impl Tensor {
 
     fn shape(&self) -> Result<Vec<usize>> {
         let mut shape = ov::ov_shape_t { rank: 0, dims: ptr::null_mut() };
-        // SAFETY: the tensor is alive and the out structure valid; on success the library has filled it.
+        let mut elements = 0;
+        // SAFETY: the tensor is alive and the out structures valid; on success the library has filled them.
         unsafe {
-            check(ov::ov_tensor_get_shape(self.0.as_ptr(), &mut shape), "tell the shape of an output")?;
+            let status = ov::ov_tensor_get_shape(self.0.as_ptr(), &mut shape);
+            // The C API of 2026.4 calls the shape of a single number an invalid parameter.
+            if status == ov_status_e::INVALID_C_PARAM
+                && ov::ov_tensor_get_size(self.0.as_ptr(), &mut elements) == ov_status_e::OK
+                && elements == 1
+            {
+                return Ok(Vec::new());
+            }
+            check(status, "tell the shape of an output")?;
             Ok(take_shape(&mut shape))
         }
     }

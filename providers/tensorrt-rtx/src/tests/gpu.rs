@@ -222,6 +222,28 @@ fn a_build_runs_with_its_gpu_current() {
     assert_eq!(double.get("current"), 2);
 }
 
+/// The library does not check them. The description of an engine says which inputs are indices.
+#[test]
+fn indices_out_of_range_are_refused() {
+    let (_guard, _double, provider) = provider();
+    let checks =
+        r#"{"inputs":[{"number":0,"name":"x","used":{"node":"Gather `g`","sizes":[3]}}],"computed":[]}"#;
+    let description = Description { checks: serde_json::from_str(checks).unwrap(), ..description() };
+    let source = Source::new(0.3, -0.2);
+    let mut session =
+        load(&provider, &payload_of(&description, PLAN)).unwrap().session(&source, &NoHost).unwrap();
+    let mut run = |indices: [i32; 4]| {
+        let data = indices.map(i32::to_le_bytes).concat();
+        let x = TensorView { dtype: DType::F32, shape: &[1, 4], data: &data };
+        session.run(&[x], &mut VecSink::default(), &NoHost)
+    };
+    run([0, 2, -3, 1]).unwrap();
+    let error = failure(run([0, 2, -4, 1]));
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+    assert!(error.message.contains("`x` has -4 at position 2"), "{error}");
+    run([0, 0, 0, 0]).unwrap();
+}
+
 #[test]
 fn an_old_driver_is_refused() {
     let (_guard, double) = Double::lock();
