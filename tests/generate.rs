@@ -676,6 +676,7 @@ fn plans_come_true() {
             assert_eq!(planned, loaded, "{}", parts.family.id);
             let [main, device] = plan.peak();
             assert!(main > 1 << 20 && device == 0, "{main}, {device}");
+            assert!(plan.own.is_some_and(|own| own > 1 << 20), "{:?}", plan.own);
         }
     }
 }

@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     let started = Instant::now();
     let parts = open()?;
     let planned = plan(&lab.registry, &parts, &request.resolve(&parts)?, &engines, &NoHost)?;
-    let mut measured = json!({ "plan_bytes": planned.peak()[0], "plan_s": started.elapsed().as_secs_f64() });
+    let mut measured = json!({ "plan_bytes": planned.peak()[0] + planned.own.unwrap_or(0), "plan_s": started.elapsed().as_secs_f64() });
     let has_engines =
         planned.phases.iter().flat_map(|phase| &phase.networks).all(|network| network.has_engine);
     if !has_engines {

@@ -2,8 +2,11 @@
 
 use super::{Machine, PROVIDERS, finish, succeeds};
 use sdrun::{
-    abi::DType,
+    Tensors,
+    abi::{DType, Precision},
     graph::proto::{EXTERNAL, GraphProto, StringStringEntryProto, TensorProto},
+    numpy::npz,
+    verify::{Tolerance, compare},
 };
 use sdrun_tests::onnx;
 use std::{
@@ -123,9 +126,9 @@ fn graphs_of_many_nodes_are_read() {
     chain(&machine, NODES);
     succeeds(&mut machine.sdrun(&["inspect", "chain.onnx"]));
     let graph = GraphProto {
-        node: (1..=NODES).map(|at| onnx::node("Neg", &["v0"], &value(at), vec![])).collect(),
+        node: (1..=NODES / 2).map(|at| onnx::node("Neg", &["v0"], &value(at), vec![])).collect(),
         input: vec![onnx::typed("v0", DType::F32, &[2, 3])],
-        output: (1..=NODES).map(|at| onnx::typed(&value(at), DType::F32, &[2, 3])).collect(),
+        output: (1..=NODES / 2).map(|at| onnx::typed(&value(at), DType::F32, &[2, 3])).collect(),
         ..Default::default()
     };
     machine.file("fan.onnx", onnx::encoded(graph, 17));
@@ -245,4 +248,57 @@ fn a_crash_of_a_runtime_is_an_error() {
             assert!(outcome.code == Some(0) || said.contains("error: "), "{file} on {provider}: {said}");
         }
     }
+}
+
+/// All files above, and those in `more`: every command on every provider ends, with one sentence and a code that blames no fault of sdrun,
+/// or with the numbers that the other providers compute.
+#[test]
+#[ignore = "slow: run by `cargo xtask test --all`"]
+fn no_file_does_harm() {
+    let machine = Machine::new();
+    let folders = ["busy", "crashing", "huge", "more", "names", "padded"];
+    let all: Vec<PathBuf> = folders.iter().flat_map(|folder| files(folder, "onnx")).collect();
+    let mut commands = 0;
+    for file in &all {
+        // External data without content must be beside the model.
+        let model = machine.work().join(file.file_name().unwrap());
+        std::fs::copy(file, &model).unwrap();
+        std::fs::File::create(machine.work().join("sparse.bin")).unwrap().set_len(1 << 38).unwrap();
+        let name = model.file_name().unwrap().to_str().unwrap();
+        let inputs = file.with_extension("npz");
+        let given = if inputs.exists() { ["-i", inputs.to_str().unwrap()] } else { ["--seed", "1"] };
+        let mut attack = |arguments: &[&str]| {
+            commands += 1;
+            let outcome = finish(&mut machine.sdrun(arguments));
+            let said = &outcome.stderr;
+            let code = outcome.code.unwrap_or_else(|| panic!("{arguments:?} ends with a signal: {said}"));
+            assert!((0..=11).contains(&code) && code != 2, "{arguments:?}: code {code}: {said}");
+            assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+            let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
+            assert!(errors == usize::from(code > 1), "{arguments:?}: code {code}: {said}");
+            code
+        };
+        attack(&["inspect", name]);
+        let mut first: Option<(&str, Tensors)> = None;
+        for provider in PROVIDERS {
+            let on = ["-p", provider, "--time-limit", "3s"];
+            attack(&[&["build", name, "-o", "e.sdengine"][..], &on].concat());
+            attack(&[&["verify", name][..], &on, &given].concat());
+            let run = [&["run", name, "--no-cache", "--allow-non-finite", "-o", "out.npz"][..], &on, &given];
+            if attack(&run.concat()) != 0 {
+                continue;
+            }
+            let found = npz::read(&machine.work().join("out.npz"), None, |_, _, _| Ok(())).unwrap();
+            match &first {
+                None => first = Some((provider, found)),
+                Some((other, expected)) => {
+                    for figures in compare(&found, expected).unwrap() {
+                        let same = Tolerance::of(Precision::Fp32).accepts(&figures);
+                        assert!(same, "{name}: {provider} and {other} differ: {figures:?}");
+                    }
+                }
+            }
+        }
+    }
+    println!("{commands} commands on {} files", all.len());
 }

@@ -134,6 +134,17 @@ pub(crate) fn peak_rss(pid: u32) -> Option<u64> {
     }
 }
 
+/// Bytes of main memory that a process (`self` or its number) occupies, without pages of files, which the system can drop: a mapped
+/// checkpoint is one. `None` if the system does not report it (macOS, Windows).
+pub fn occupied(process: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let kilobytes = |name: &str| {
+        let of = |line: &str| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok();
+        text.lines().find_map(of)
+    };
+    kilobytes("RssAnon:")?.checked_add(kilobytes("RssShmem:")?)?.checked_mul(1024)
+}
+
 /// A number that the control group (version 2) of this process has in a file.
 fn cgroup(file: &str) -> Option<u64> {
     std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()

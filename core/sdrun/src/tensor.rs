@@ -218,3 +218,29 @@ impl OutputSink for Outputs {
         Ok(self.tensors.iter_mut().map(|t| &mut *t.data).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_every_type_are_read_back() {
+        use DType::*;
+        let values = [0.0, 1.0, 100.0];
+        for dtype in [F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8] {
+            let tensor = HostTensor::from_f64(dtype, vec![3], values).unwrap();
+            assert_eq!(tensor.to_f64().unwrap(), values, "{dtype}");
+        }
+        let bools = HostTensor::from_f64(Bool, vec![3], values).unwrap();
+        assert_eq!(bools.to_f64().unwrap(), [0.0, 1.0, 1.0]);
+        assert!(HostTensor::zeros(F8E4M3, vec![3]).unwrap().values().is_none());
+        for shape in [vec![2], vec![4], vec![]] {
+            assert!(
+                HostTensor::from_f64(F32, shape, values)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("number of values")
+            );
+        }
+    }
+}

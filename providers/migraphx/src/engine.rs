@@ -20,9 +20,9 @@ use sdrun_graph::{
     },
 };
 use sdrun_provider_common::{
-    Preparation, describe,
-    indices::{self, Checks},
-    phase, read_graph,
+    Preparation,
+    checks::{self, Checks},
+    describe, phase, read_graph,
     refused::refuse,
 };
 use std::{
@@ -78,7 +78,7 @@ pub(crate) fn build(
     refuse(&graph, "MIGraphX", fault)?;
     let requirements = Requirements::of(runtime, &target, options)?;
     let mut info = describe(&graph, requirements.text()?)?;
-    let checks = indices::of_inputs(&graph)?;
+    let checks = checks::of_inputs(&graph)?;
     let graphs = for_each_shape(graph, open)?;
     let steps = graphs.len() as u64;
     let make = |(step, mut graph): (u64, Graph), target: &Target| {

@@ -12,7 +12,7 @@
 use crate::{devices::Target, ffi::CompileOptions, options, runtime::Runtime};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use sdrun_abi::{Compatibility, EngineInfo, Error, ErrorCode, Result};
-use sdrun_provider_common::indices::Checks;
+use sdrun_provider_common::checks::Checks;
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,

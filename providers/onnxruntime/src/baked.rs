@@ -10,7 +10,7 @@ use crate::{
 use bytes::Bytes;
 use sdrun_abi::{Compatibility, Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::Graph;
-use sdrun_provider_common::{demand, indices::Checks, payload, phase, read_graph};
+use sdrun_provider_common::{checks::Checks, demand, payload, phase, read_graph};
 use serde::{Deserialize, Serialize};
 
 /// Marks a baked engine. An ONNX file never starts with these bytes.

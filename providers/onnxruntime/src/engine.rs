@@ -18,9 +18,8 @@ use sdrun_graph::{
     passes::{convert_precision, weights_as_inputs},
 };
 use sdrun_provider_common::{
-    describe, graph_error,
-    indices::{self, Checks},
-    phase, read_graph, unsupported,
+    checks::{self, Checks},
+    describe, graph_error, phase, read_graph, unsupported,
 };
 use std::sync::Arc;
 
@@ -77,7 +76,7 @@ impl OrtEngine {
         }
         let info = describe(&graph, COMPATIBILITY.into())?;
         let checks = match target.device {
-            Some(device) => indices::prepare(&mut graph, ep::is_openvino(device))?,
+            Some(device) => checks::prepare(&mut graph, ep::is_openvino(device))?,
             None => Checks::default(),
         };
         // ONNX Runtime infers the shapes in both branches of an If and refuses the model if that fails in one of

@@ -9,7 +9,7 @@ use sdrun_abi::{
     DeviceTensor, EngineInfo, Error, Host, Input, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
     Session, TensorSpec, TensorView, WeightSource,
 };
-use sdrun_provider_common::{baked_in, indices::Checks, rebuilt, unsupported};
+use sdrun_provider_common::{baked_in, checks::Checks, rebuilt, unsupported};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use sdrun_abi::{BuildSpec, Compatibility, Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::{Graph, GraphError, passes::weights_as_inputs};
 use sdrun_provider_common::{
+    checks::{self, Checks},
     demand, describe, graph_error,
-    indices::{self, Checks},
     openvino::avoid_faults,
     payload, phase, read_graph,
 };
@@ -87,7 +87,7 @@ impl Recipe {
         let mut graph = read_graph(&model)?;
         avoid_faults(&mut graph)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
-        let checks = indices::prepare(&mut graph, true)?;
+        let checks = checks::prepare(&mut graph, true)?;
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info, checks })
     }
 

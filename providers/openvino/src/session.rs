@@ -5,7 +5,7 @@ use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
     TensorView, WeightSource, shape_fits,
 };
-use sdrun_provider_common::{baked_in, indices::Checks};
+use sdrun_provider_common::{baked_in, checks::Checks};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -381,6 +381,22 @@ fn integers_of_more_than_32_bits_are_refused() {
     }
 }
 
+/// OpenVINO itself returns 0.
+#[test]
+fn nan_that_would_become_a_number_is_refused() {
+    let model = |op: &str| {
+        let model = Model::default().input("x", DType::F32, &[2]).output("y", DType::F32, &[2]);
+        model.node(op, &["x"], &["y"]).bytes()
+    };
+    let on = |op: &str| session(provider(), &model(op), &fp32(), &Source::default()).unwrap();
+    let mut relu = on("Relu");
+    assert_eq!(run(&mut *relu, &[2], &[-1.0, f32::INFINITY]).unwrap(), [0.0, f32::INFINITY]);
+    let error = run(&mut *relu, &[2], &[1.0, f32::NAN]).unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+    assert!(error.message.contains("`x` has NaN"), "{error}");
+    assert!(run(&mut *on("Neg"), &[2], &[1.0, f32::NAN]).unwrap()[1].is_nan());
+}
+
 /// A constant is known before anything runs.
 #[test]
 fn constant_indices_out_of_range_are_refused() {

@@ -20,7 +20,7 @@ use sdrun_abi::{
     WeightSpec,
 };
 use sdrun_graph::{Graph, infer::infer_shapes, passes::convert_precision};
-use sdrun_provider_common::{converted, describe, graph_error, indices, phase, read_graph, weight};
+use sdrun_provider_common::{checks, converted, describe, graph_error, phase, read_graph, weight};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Compiles `model` for the target of `place`. Without `spec.bake` it reads no weights. Zeros that take no memory stand
@@ -98,7 +98,7 @@ pub(crate) fn build(
     };
     let mut info = describe(&network.graph, requirements.text()?)?;
     check_types(&info)?;
-    let checks = indices::of_inputs(&network.graph)?;
+    let checks = checks::of_inputs(&network.graph)?;
     let (plan, records) = run(runtime, network, &info, place, options, strip, weights, host);
     let plan = plan?;
     let table = match strip {

@@ -2,7 +2,7 @@
 
 use crate::{table::Entry, target::Target};
 use sdrun_abi::{EngineInfo, Error, Result, Weight, WeightSource, WeightSpec};
-use sdrun_provider_common::{indices::Checks, payload};
+use sdrun_provider_common::{checks::Checks, payload};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -38,8 +38,12 @@ fn write(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     let free = memory::available().map(|free| format!(" of {} that are free", format::bytes(free)));
     write!(out, "needs at least {}{}", format::bytes(main), free.unwrap_or_default())?;
     match device {
-        0 => writeln!(out),
-        device => writeln!(out, ", and {} of device memory", format::bytes(device)),
+        0 => {}
+        device => write!(out, ", and {} of device memory", format::bytes(device))?,
+    }
+    match plan.own {
+        Some(own) => writeln!(out, "; sdrun itself holds {}", format::bytes(own)),
+        None => writeln!(out),
     }
 }
 

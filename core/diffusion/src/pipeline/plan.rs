@@ -32,6 +32,9 @@ pub struct Plan {
     pub family: &'static str,
     /// Parts of the work. Their networks leave the memory before the next part begins.
     pub phases: Vec<Phase>,
+    /// Bytes of main memory that this process occupies already: graphs, vocabularies, runtimes, networks that it keeps. `None` if the system
+    /// does not report it.
+    pub own: Option<u64>,
 }
 
 /// A part of the work.
@@ -80,7 +83,7 @@ impl Phase {
 }
 
 impl Plan {
-    /// The most that a part of the work needs: bytes of main memory and of device memory.
+    /// The most that a part of the work needs beside [`own`](Self::own): bytes of main memory and of device memory.
     pub fn peak(&self) -> [u64; 2] {
         let most = |at: usize| self.phases.iter().map(|phase| phase.memory()[at]).max().unwrap_or(0);
         [most(0), most(1)]
@@ -143,7 +146,7 @@ pub fn plan(
         let sides = only.map(|start| [start.picture.width() as usize, start.picture.height() as usize]);
         phases.extend(planner.upscaler(parts, sides.unwrap_or(size))?);
     }
-    Ok(Plan { family: parts.family.title, phases })
+    Ok(Plan { family: parts.family.title, phases, own: memory::occupied("self") })
 }
 
 struct Planner<'a> {

@@ -76,7 +76,7 @@ fn description() -> Description {
             // An entry that the builder dropped is not an error.
             entry("dropped", 1, Transform::Constant { hex: "0000003f".into() }),
         ],
-        checks: sdrun_provider_common::indices::Checks::default(),
+        checks: sdrun_provider_common::checks::Checks::default(),
         plan_bytes: PLAN.len() as u64,
     }
 }

@@ -1,8 +1,8 @@
-//! Checks integers for runtimes that do not: an index out of range makes them return bytes of other data, or crash, and some compute in 32
-//! bits.
+//! Checks values for runtimes that do not: an index out of range makes them return bytes of other data, or crash. OpenVINO also computes
+//! integers in 32 bits, and turns NaN into numbers.
 
 use crate::{graph_error, nodes::Rewrite};
-use sdrun_abi::{DType, Error, Input as Given, Result, TensorSpec, TensorView};
+use sdrun_abi::{DType, Error, Hint, Input as Given, Result, TensorSpec, TensorView};
 use sdrun_graph::{Body, Dim, Graph, Node, Tensor, Value, ValueId};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashMap, ops::Range};
@@ -16,6 +16,9 @@ pub struct Checks {
     /// Numbers and names of inputs that must fit into 32 bits.
     #[serde(default)]
     narrow: Vec<(usize, String)>,
+    /// Numbers and names of inputs that must not contain NaN.
+    #[serde(default)]
+    numbers: Vec<(usize, String)>,
 }
 
 /// An input of the graph with indices.
@@ -42,19 +45,22 @@ struct Use {
 }
 
 /// Finds what to check. Clamps the indices that the graph computes, and adds an output for each node that takes them, which counts those
-/// that were out of range. `narrow` says that the runtime computes integers in 32 bits.
+/// that were out of range. `openvino` says that the runtime is OpenVINO.
 ///
 /// # Errors
 /// `InvalidArgument` for constants that are out of range; `Unimplemented` for indices that cannot be checked: in loops and branches,
 /// computed ones and those into dimensions of unknown size, and pairs, triples and so on of an unknown number of them.
-pub fn prepare(graph: &mut Graph, narrow: bool) -> Result<Checks> {
+pub fn prepare(graph: &mut Graph, openvino: bool) -> Result<Checks> {
     let same = same(graph);
     let mut checks = Checks::default();
-    for (number, id) in graph.inputs.iter().enumerate() {
-        let Value { name, dtype, .. } = graph.value(*id);
-        if narrow && matches!(dtype, Some(DType::I64 | DType::U64)) {
-            checks.narrow.push((number, name.clone()));
-        }
+    if openvino {
+        let named = |wanted: &dyn Fn(DType) -> bool| {
+            let inputs = graph.inputs.iter().map(|id| graph.value(*id)).enumerate();
+            let wanted = inputs.filter(|(_, value)| value.dtype.is_some_and(wanted));
+            wanted.map(|(number, value)| (number, value.name.clone())).collect()
+        };
+        checks.narrow = named(&|dtype| matches!(dtype, DType::I64 | DType::U64));
+        checks.numbers = if loses_nan(graph) { named(&DType::is_float) } else { Vec::new() };
     }
     for mut node in std::mem::take(&mut graph.nodes) {
         let number = |id| graph.inputs.iter().position(|input| *input == origin(&same, id));
@@ -134,6 +140,43 @@ fn inside(body: &Body, number: &dyn Fn(ValueId) -> Option<usize>, found: &mut Ve
         }
     }
     Ok(())
+}
+
+/// Whether a graph has operators that OpenVINO 2026.4 gives numbers for NaN.
+fn loses_nan(graph: &Graph) -> bool {
+    const LOSE: [&str; 12] = [
+        "Celu",
+        "Clip",
+        "Exp",
+        "Greater",
+        "HardSigmoid",
+        "LogSoftmax",
+        "Max",
+        "Min",
+        "ReduceMax",
+        "ReduceMin",
+        "Relu",
+        "Softmax",
+    ];
+    let loses = |node: &Node| {
+        LOSE.contains(&node.op_type.as_str()) || graph.bodies(node).any(|body| loses_nan(&body.graph))
+    };
+    graph.nodes.iter().any(loses)
+}
+
+/// Whether a tensor contains NaN.
+fn has_nan(tensor: &TensorView<'_>) -> bool {
+    // A fold without early return, so that the compiler vectorises it.
+    fn any<const N: usize>(bytes: &[u8], is_nan: impl Fn([u8; N]) -> bool) -> bool {
+        bytes.as_chunks::<N>().0.iter().fold(false, |found, value| found | is_nan(*value))
+    }
+    match tensor.dtype {
+        DType::F64 => any(tensor.data, |value| f64::from_le_bytes(value).is_nan()),
+        DType::F32 => any(tensor.data, |value| f32::from_le_bytes(value).is_nan()),
+        DType::F16 => any(tensor.data, |value| u16::from_le_bytes(value) & 0x7fff > 0x7c00),
+        DType::BF16 => any(tensor.data, |value| u16::from_le_bytes(value) & 0x7fff > 0x7f80),
+        _ => false,
+    }
 }
 
 /// Follows [`same`] to the first value.
@@ -308,7 +351,7 @@ impl Checks {
     /// Checks the inputs of a run.
     ///
     /// # Errors
-    /// `InvalidArgument` with the first integer that is out of range.
+    /// `InvalidArgument` with the first integer that is out of range, and for NaN.
     pub fn inputs(&self, inputs: &[TensorView<'_>]) -> Result<()> {
         for Input { number, name, used } in &self.inputs {
             let Some(tensor) = inputs.get(*number) else { continue };
@@ -332,6 +375,12 @@ impl Checks {
                     format!("input `{name}` has {wide}, and this runtime computes integers in 32 bits");
                 return Err(Error::invalid(what));
             }
+        }
+        let nan =
+            self.numbers.iter().find(|(number, _)| inputs.get(*number).is_some_and(|tensor| has_nan(tensor)));
+        if let Some((_, name)) = nan {
+            let what = format!("input `{name}` has NaN, which this runtime would turn into numbers");
+            return Err(Error::invalid(what).with_hint(Hint::UseProvider(None)));
         }
         Ok(())
     }
@@ -368,7 +417,7 @@ impl Checks {
     /// Whether [`Checks::inputs`] reads the values of this input.
     fn read_input(&self, number: usize) -> bool {
         self.inputs.iter().any(|input| input.number == number)
-            || self.narrow.iter().any(|(at, _)| *at == number)
+            || self.narrow.iter().chain(&self.numbers).any(|(at, _)| *at == number)
     }
 
     /// The outputs of the graph, then those that [`prepare`] has added: numbers of indices.
