@@ -15,7 +15,11 @@ use sdrun_tests::{
     memory,
     spec::small_model,
 };
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// The memory that a process may gain meanwhile, in bytes. Allocators and thread pools settle late. A leak of a kilobyte in each refit is
 /// twice as much in ten thousand.
@@ -116,14 +120,17 @@ fn workers() {
                 settled = Some(state());
             }
         }
-        let (before, after) = (settled.unwrap(), state());
+        let before = settled.unwrap();
+        let mut after = state();
+        // The threads that read what a worker prints end a moment after it.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let grew = |held: &[usize]| before.0.iter().zip(held).any(|(before, after)| after > before);
+        while grew(&after.0) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+            after = state();
+        }
         println!("{id}: {} workers; before {before:?}, after {after:?}", count() / 10);
-        assert!(
-            after.0[0] <= before.0[0] && after.0[1] <= before.0[1] + 1,
-            "{id}: {:?}, {:?}",
-            before.0,
-            after.0
-        );
+        assert!(!grew(&after.0), "{id}: {:?}, {:?}", before.0, after.0);
         assert!(after.1 < before.1 + GROWTH, "{id}: the host grew from {} to {}", before.1, after.1);
     }
 }

@@ -181,7 +181,8 @@ impl Failure {
     }
 
     fn expired(why: &str) -> Self {
-        Self::plain("deadline_exceeded", EXPIRED, why)
+        let hint = Some("allow it more time with `--time-limit`".into());
+        Failure { hint, ..Self::plain("deadline_exceeded", EXPIRED, why) }
     }
 }
 
