@@ -33,6 +33,28 @@ pub(super) struct EarlyPiece<'a> {
     pub(super) by_step: bool,
 }
 
+/// The most bytes of outputs that are kept.
+const MOST: usize = 512 << 20;
+
+impl EarlyPiece<'_> {
+    /// Names, types and shapes of its outputs.
+    pub(super) fn outputs(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let graph = self.piece.model().graph();
+        let values = graph.outputs.iter().map(|id| graph.value(*id));
+        values.filter_map(|value| Some((value.name.clone(), value.dtype?, value.known_shape()?))).collect()
+    }
+
+    /// Bytes of its outputs.
+    pub(super) fn bytes(&self) -> usize {
+        self.outputs().iter().filter_map(|(_, dtype, shape)| dtype.bytes_of(shape)).sum()
+    }
+
+    /// For how many runs its outputs are kept, at least for one.
+    pub(super) fn most(&self) -> usize {
+        (MOST / self.bytes().max(1)).max(1)
+    }
+}
+
 /// How often an input changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Pace {

@@ -54,6 +54,8 @@ struct Early<'a> {
     network: Option<Network<'a>>,
     /// Names, types and shapes of its outputs.
     outputs: Vec<(String, DType, Vec<usize>)>,
+    /// For how many runs they are kept.
+    most: usize,
     /// Its outputs, the oldest first. Those of `shown` are in the network's inputs instead.
     known: Vec<(Moment, Tensors)>,
     shown: Option<Moment>,
@@ -61,9 +63,6 @@ struct Early<'a> {
 
 /// Conditions, as indices, and the time if it matters.
 type Moment = (Vec<usize>, Option<u64>);
-
-/// The most bytes of outputs that are kept.
-const MOST: usize = 512 << 20;
 
 impl<'a> Prepared<'a> {
     /// Computes what the runs in `upcoming` share. Their conditions are indices into `all`. `residuals` has the shapes of inputs that a
@@ -194,17 +193,19 @@ impl<'a> Early<'a> {
         fixed: &Fixed<'_>,
         upcoming: &[Run],
     ) -> Result<Self> {
-        let graph = piece.piece.model().graph();
-        let output = |id| {
-            let value = graph.value(id);
-            Some((value.name.clone(), value.dtype?, value.known_shape()?))
-        };
-        let outputs = graph.outputs.iter().filter_map(|id| output(*id)).collect();
+        let (outputs, most) = (piece.outputs(), piece.most());
         let network = open.network(piece.piece.clone(), piece.shapes.clone())?;
         let inputs = Inputs::new(&network, layout, roles, fixed)?;
-        let mut early =
-            Early { open, piece, inputs, network: Some(network), outputs, known: Vec::new(), shown: None };
-        let most = MOST / early.bytes().max(1);
+        let mut early = Early {
+            open,
+            piece,
+            inputs,
+            network: Some(network),
+            outputs,
+            most,
+            known: Vec::new(),
+            shown: None,
+        };
         for (rows, time) in upcoming {
             if early.known.len() < most {
                 early.know(all, rows, *time)?;
@@ -213,11 +214,6 @@ impl<'a> Early<'a> {
         // The rest of the network may need its memory.
         early.network = None;
         Ok(early)
-    }
-
-    /// Bytes of its outputs.
-    fn bytes(&self) -> usize {
-        self.outputs.iter().filter_map(|(_, dtype, shape)| dtype.bytes_of(shape)).sum()
     }
 
     /// Computes the outputs for these conditions and this time if they are not known, and returns their place.
@@ -239,7 +235,7 @@ impl<'a> Early<'a> {
             Ok((name.clone(), tensor(*dtype, shape.clone(), &values)?))
         });
         let tensors = named.collect::<Result<Tensors>>()?;
-        if self.known.len() >= (MOST / self.bytes().max(1)).max(1)
+        if self.known.len() >= self.most
             && let Some(oldest) = self.known.iter().position(|(known, _)| self.shown.as_ref() != Some(known))
         {
             self.known.remove(oldest);

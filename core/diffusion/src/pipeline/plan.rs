@@ -203,13 +203,24 @@ impl Planner<'_> {
         for (part, layout) in parts.controls.iter().map(|part| (part, alone)).chain([denoiser]) {
             let (roles, shapes) = layout.inputs(part, &conditions.all, &residuals)?;
             let Pieces { early, main, shapes, outputs } = pieces(part, &roles, shapes)?;
-            if let Some(EarlyPiece { piece, shapes, .. }) = early {
+            let mut between = 0;
+            if let Some(early) = early {
+                // What it computes stays in main memory while the rest runs.
+                let prompts = conditions.all.len().div_ceil(layout.batch);
+                let runs = if early.by_step { prompts * steps.len() } else { prompts };
+                between = (early.bytes() * runs.min(early.most())) as u64;
+                let EarlyPiece { piece, shapes, .. } = early;
                 let networks = vec![self.network(piece, shapes)?];
                 phases.push(Phase { what: "prepare the steps", networks });
             }
             let shapes_of = |(name, shape): (String, _)| Some((control::residual(&name), shape?));
             residuals.extend(outputs.into_iter().filter_map(shapes_of));
-            networks.push(self.network(main, shapes)?);
+            let mut network = self.network(main, shapes)?;
+            if between > 0 {
+                let host = &mut network.memory.host_activations;
+                *host = Some(host.unwrap_or(0).saturating_add(between));
+            }
+            networks.push(network);
         }
         phases.push(Phase { what, networks });
         Ok(phases)
