@@ -371,6 +371,17 @@ fn a_plugin_that_crashes() {
     }
 }
 
+/// A user whose home folder does not exist and cannot be made.
+#[test]
+fn no_home_folder() {
+    let machine = Machine::new();
+    let mut run = machine.run_model("ggml");
+    run.env_remove("SDRUN_CACHE_DIR").env_remove("SDRUN_DATA_DIR").env("HOME", "/proc/nowhere");
+    succeeds(&mut run);
+    let mut list = machine.sdrun(&["cache", "list"]);
+    succeeds(list.env_remove("SDRUN_CACHE_DIR").env("HOME", "/proc/nowhere"));
+}
+
 #[test]
 fn an_unusable_cache() {
     let machine = Machine::new();
