@@ -148,5 +148,8 @@ pub fn private_dir(dir: &Path) -> Result<()> {
         use std::os::unix::fs::DirBuilderExt;
         builder.mode(0o700);
     }
-    builder.create(dir).map_err(|e| Error::io("create the folder", dir, &e))
+    builder.create(dir).map_err(|e| {
+        let hint = "choose other folders with SDRUN_CACHE_DIR and SDRUN_DATA_DIR";
+        sdrun_abi::Error::io("create the folder", dir, &e).with_hint(hint).into()
+    })
 }
