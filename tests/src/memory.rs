@@ -1,13 +1,13 @@
 //! The memory of processes, in bytes; 0 if the system does not report it.
 
-use sdrun::memory::occupied;
+use sdrun::memory::resident;
 
-/// What this process [occupies](occupied).
+/// [`resident`] memory of this process.
 pub fn own() -> u64 {
     of("self")
 }
 
-/// What a process (`self` or its number) [occupies](occupied).
+/// [`resident`] memory of a process (`self` or its number).
 pub fn of(process: &str) -> u64 {
-    occupied(process).unwrap_or(0)
+    resident(process).unwrap_or(0)
 }

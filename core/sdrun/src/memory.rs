@@ -128,21 +128,26 @@ pub(crate) fn peak_rss(pid: u32) -> Option<u64> {
     return crate::windows::peak_memory(pid);
     #[cfg(not(windows))]
     {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let kilobytes = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"))?;
-        kilobytes.trim().parse::<u64>().ok()?.checked_mul(1024)
+        bytes_in(&status_of(&pid.to_string())?, "VmHWM:")
     }
 }
 
-/// Bytes of main memory that a process (`self` or its number) occupies, without pages of files, which the system can drop: a mapped
-/// checkpoint is one. `None` if the system does not report it (macOS, Windows).
-pub fn occupied(process: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let kilobytes = |name: &str| {
-        let of = |line: &str| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok();
-        text.lines().find_map(of)
-    };
-    kilobytes("RssAnon:")?.checked_add(kilobytes("RssShmem:")?)?.checked_mul(1024)
+/// Resident memory of a process (`self` or its number) in bytes, without mapped files such as checkpoints, whose pages the system can drop.
+/// `None` if the system does not report it (macOS, Windows).
+pub fn resident(process: &str) -> Option<u64> {
+    let status = status_of(process)?;
+    bytes_in(&status, "RssAnon:")?.checked_add(bytes_in(&status, "RssShmem:")?)
+}
+
+/// What Linux tells of a process.
+fn status_of(process: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{process}/status")).ok()
+}
+
+/// A field of [`status_of`].
+fn bytes_in(status: &str, field: &str) -> Option<u64> {
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix(field)?.strip_suffix("kB"))?;
+    kilobytes.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A number that the control group (version 2) of this process has in a file.

@@ -49,7 +49,7 @@ struct Use {
 ///
 /// # Errors
 /// `InvalidArgument` for constants that are out of range; `Unimplemented` for indices that cannot be checked: in loops and branches,
-/// computed ones and those into dimensions of unknown size, and pairs, triples and so on of an unknown number of them.
+/// computed ones and those into dimensions of unknown size; in GatherND and ScatterND, those into an unknown number of dimensions.
 pub fn prepare(graph: &mut Graph, openvino: bool) -> Result<Checks> {
     let same = same(graph);
     let mut checks = Checks::default();
@@ -68,19 +68,12 @@ pub fn prepare(graph: &mut Graph, openvino: bool) -> Result<Checks> {
             inside(&body, &number, &mut checks.inputs)?;
         }
         if let Some(indices) = indices(&node) {
-            let used = Use::of(graph, &node, indices);
-            match number(indices) {
-                Some(number) if used.sizes.is_some() => {
-                    let name = graph.value(graph.inputs[number]).name.clone();
-                    checks.inputs.push(Input { number, name, used });
-                }
-                _ if used.check_constant(graph, origin(&same, indices))? => {}
-                _ => {
-                    let (safe, count) = contain(graph, &node, indices, &used)?;
-                    node.inputs[1] = Some(safe);
-                    graph.outputs.push(count);
-                    checks.computed.push(Computed { output: graph.value(count).name.clone(), used });
-                }
+            let (from, used) = (origin(&same, indices), Use::of(graph, &node, indices));
+            if !used.is_checked(graph, from, number(indices), &mut checks.inputs)? {
+                let (safe, count) = contain(graph, &node, indices, &used)?;
+                node.inputs[1] = Some(safe);
+                graph.outputs.push(count);
+                checks.computed.push(Computed { output: graph.value(count).name.clone(), used });
             }
         }
         graph.nodes.push(node);
@@ -88,8 +81,8 @@ pub fn prepare(graph: &mut Graph, openvino: bool) -> Result<Checks> {
     Ok(checks)
 }
 
-/// Finds the inputs to check, and leaves the graph as it is. It passes over indices that the graph computes, over dimensions of unknown
-/// size, and over loops and branches.
+/// Finds the inputs to check, and leaves the graph as it is. It skips indices that the graph computes, indices into dimensions of unknown
+/// size, and loops and branches.
 ///
 /// # Errors
 /// `InvalidArgument` for constants that are out of range.
@@ -99,12 +92,8 @@ pub fn of_inputs(graph: &Graph) -> Result<Checks> {
     for node in &graph.nodes {
         let Some(indices) = indices(node) else { continue };
         let (from, used) = (origin(&same, indices), Use::of(graph, node, indices));
-        match graph.inputs.iter().position(|input| *input == from) {
-            Some(number) => {
-                checks.inputs.push(Input { number, name: graph.value(from).name.clone(), used });
-            }
-            None => drop(used.check_constant(graph, from)?),
-        }
+        let number = graph.inputs.iter().position(|input| *input == from);
+        used.is_checked(graph, from, number, &mut checks.inputs)?;
     }
     Ok(checks)
 }
@@ -124,14 +113,7 @@ fn inside(body: &Body, number: &dyn Fn(ValueId) -> Option<usize>, found: &mut Ve
         }
         let Some(indices) = indices(node) else { continue };
         let (from, used) = (origin(&same, indices), Use::of(graph, node, indices));
-        let checked = match number(indices) {
-            Some(number) if used.sizes.is_some() => {
-                found.push(Input { number, name: graph.value(from).name.clone(), used });
-                true
-            }
-            _ => used.check_constant(graph, from)?,
-        };
-        if !checked {
+        if !used.is_checked(graph, from, number(indices), found)? {
             return Err(Error::unsupported(format!(
                 "{} `{}` in a loop or branch takes indices that cannot be checked there: the model computes them or the number of \
                  elements",
@@ -142,7 +124,7 @@ fn inside(body: &Body, number: &dyn Fn(ValueId) -> Option<usize>, found: &mut Ve
     Ok(())
 }
 
-/// Whether a graph has operators that OpenVINO 2026.4 gives numbers for NaN.
+/// Whether a graph has operators for which OpenVINO 2026.4 returns numbers where an input is NaN.
 fn loses_nan(graph: &Graph) -> bool {
     const LOSE: [&str; 12] = [
         "Celu",
@@ -321,15 +303,27 @@ impl Use {
         Use { node: format!("{} `{}`", node.op_type, node.name), sizes: sizes() }
     }
 
-    /// Whether the indices are a constant that can be checked.
+    /// Whether the indices, which come from `from`, can be checked. A constant is checked at once. An input of the graph, which has this
+    /// `number`, is added to `found`.
     ///
     /// # Errors
-    /// `InvalidArgument` if one is out of range.
-    fn check_constant(&self, graph: &Graph, indices: ValueId) -> Result<bool> {
-        let Some(constant) = graph.constant(indices).filter(|_| self.sizes.is_some()) else {
+    /// `InvalidArgument` if an index in a constant is out of range.
+    fn is_checked(
+        &self,
+        graph: &Graph,
+        from: ValueId,
+        number: Option<usize>,
+        found: &mut Vec<Input>,
+    ) -> Result<bool> {
+        let name = &graph.value(from).name;
+        if self.sizes.is_none() {
             return Ok(false);
-        };
-        let name = &graph.value(indices).name;
+        }
+        if let Some(number) = number {
+            found.push(Input { number, name: name.clone(), used: self.clone() });
+            return Ok(true);
+        }
+        let Some(constant) = graph.constant(from) else { return Ok(false) };
         self.check(constant.to_i64s().unwrap_or_default().into_iter())
             .map_err(|wrong| Error::invalid(format!("the constant `{name}` has {wrong}")))?;
         Ok(true)
@@ -385,7 +379,7 @@ impl Checks {
         Ok(())
     }
 
-    /// The same for inputs of which some are on a device. Those that are checked are copied for that.
+    /// As [`inputs`](Self::inputs), but some inputs may be on a device. It copies those that it has to read.
     ///
     /// # Errors
     /// As [`inputs`](Self::inputs); errors of the device.

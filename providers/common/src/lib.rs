@@ -7,8 +7,8 @@
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against the graph's declaration, and the file that
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
-//! * [`checks`]: checks indices and other values for runtimes that do not. [`refused`]: refuses nodes that a runtime gets wrong; [`nodes`] helps to rewrite
-//!   them. [`openvino`]: workarounds for OpenVINO's wrong results, for both providers that run it.
+//! * [`checks`]: checks indices and other values for runtimes that do not. [`refused`]: refuses nodes that a runtime gets wrong;
+//!   [`nodes`] helps to rewrite them. [`openvino`]: workarounds for OpenVINO's wrong results, for both providers that run it.
 //! * [`payload`]: an engine as bytes. [`demand`] refuses one that cannot be used here, [`baked_in`] a refit of one with weights.
 //! * [`refuse_options`], [`phase`], [`failure`], [`unsupported`], [`IO_DTYPES`]: small helpers that every provider needs.
 

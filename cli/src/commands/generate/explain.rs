@@ -42,7 +42,7 @@ fn write(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
         device => write!(out, ", and {} of device memory", format::bytes(device))?,
     }
     match plan.own {
-        Some(own) => writeln!(out, "; sdrun itself holds {}", format::bytes(own)),
+        Some(own) => writeln!(out, "; sdrun itself already uses {}", format::bytes(own)),
         None => writeln!(out),
     }
 }

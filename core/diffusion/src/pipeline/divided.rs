@@ -49,7 +49,7 @@ impl EarlyPiece<'_> {
         self.outputs().iter().filter_map(|(_, dtype, shape)| dtype.bytes_of(shape)).sum()
     }
 
-    /// For how many runs its outputs are kept, at least for one.
+    /// How many runs' outputs are kept: at least one.
     pub(super) fn most(&self) -> usize {
         (MOST / self.bytes().max(1)).max(1)
     }

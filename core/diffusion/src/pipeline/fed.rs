@@ -54,7 +54,7 @@ struct Early<'a> {
     network: Option<Network<'a>>,
     /// Names, types and shapes of its outputs.
     outputs: Vec<(String, DType, Vec<usize>)>,
-    /// For how many runs they are kept.
+    /// How many runs' outputs are kept.
     most: usize,
     /// Its outputs, the oldest first. Those of `shown` are in the network's inputs instead.
     known: Vec<(Moment, Tensors)>,

@@ -32,8 +32,8 @@ pub struct Plan {
     pub family: &'static str,
     /// Parts of the work. Their networks leave the memory before the next part begins.
     pub phases: Vec<Phase>,
-    /// Bytes of main memory that this process occupies already: graphs, vocabularies, runtimes, networks that it keeps. `None` if the system
-    /// does not report it.
+    /// Resident memory of this process when the plan was made, in bytes: graphs, vocabularies, runtimes, networks that it keeps. `None` if
+    /// the system does not report it.
     pub own: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ pub fn plan(
         let sides = only.map(|start| [start.picture.width() as usize, start.picture.height() as usize]);
         phases.extend(planner.upscaler(parts, sides.unwrap_or(size))?);
     }
-    Ok(Plan { family: parts.family.title, phases, own: memory::occupied("self") })
+    Ok(Plan { family: parts.family.title, phases, own: memory::resident("self") })
 }
 
 struct Planner<'a> {
