@@ -38,7 +38,7 @@ enum Command {
         /// Install without asking
         #[arg(short, long)]
         yes: bool,
-        /// Install from this wheel, or from the one in this folder, without Python and without a network
+        /// Install from this wheel, or from those in this folder, without Python and without a network
         #[arg(long, value_name = "WHEEL|FOLDER")]
         from: Option<PathBuf>,
         /// Also install what only graphics cards need, if the runtime keeps it apart
@@ -111,8 +111,8 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         table.add_row([
             row.name.clone(),
             row.version.clone(),
-            size(|p| p.wheel.download_bytes),
-            size(|p| p.wheel.installed_bytes),
+            size(InstallPlan::download_bytes),
+            size(InstallPlan::installed_bytes),
             state,
         ]);
     }
@@ -154,22 +154,21 @@ fn install(
             writeln!(out, "{} {} is already installed in {}", spec.name, spec.version, plan.dir.display())
         });
     }
-    let (download, installed) =
-        (format::bytes(plan.wheel.download_bytes), format::bytes(plan.wheel.installed_bytes));
-    let (requirement, dir) = (&plan.requirement, plan.dir.display());
+    let (download, installed) = (format::bytes(plan.download_bytes()), format::bytes(plan.installed_bytes()));
+    let (requirements, dir) = (plan.requirements(), plan.dir.display());
     context.complain(&match from {
         Some(from) => {
-            format!("will install {requirement} ({installed} on disk) from {} into {dir}\n", from.display())
+            format!("will install {requirements} ({installed} on disk) from {} into {dir}\n", from.display())
         }
         None => format!(
-            "will download {requirement} ({download}) with pip and install it ({installed} on disk) into {dir}\n"
+            "will download {requirements} ({download}) with pip and install it ({installed} on disk) into {dir}\n"
         ),
     });
     plan.check_room()?;
     if !yes && !ask(context)? {
         return Err(Error::new(ErrorCode::Cancelled, "nothing was installed").into());
     }
-    let task = context.task(&format!("installing {requirement}"));
+    let task = context.task(&format!("installing {requirements}"));
     let host = task.host(context.cancel_flag());
     let outcome = match from {
         Some(from) => runtime::install_from(&plan, from, &host),

@@ -154,6 +154,10 @@ pub struct PipPackage {
     pub library_dir: PathBuf,
     /// One entry per platform.
     pub wheels: Vec<Wheel>,
+    /// Other packages whose libraries it links. What is kept in their `library_dir` and below is moved to the one of this package, where
+    /// the system's loader finds it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<PipPackage>,
 }
 
 /// One wheel of a [`PipPackage`].

@@ -60,6 +60,7 @@ impl GgmlProvider {
         Err(Error::not_found(format!("the ggml provider has no device {device:?}; it has {known}"))
             .with_hint(Hint::AnyOf(vec![
                 Hint::Install { runtime: "ggml-vulkan".into() },
+                Hint::Install { runtime: "ggml-cuda".into() },
                 "let SDRUN_GGML_BACKENDS name a folder with ggml's libraries for other devices".into(),
             ])))
     }

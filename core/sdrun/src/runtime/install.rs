@@ -1,9 +1,12 @@
 //! Installs a runtime: with the machine's `pip`, or from a local wheel.
 
-use super::{InstallPlan, run_tool, seal, wheel};
+use super::{
+    InstallPlan, Package, run_tool, seal,
+    wheel::{self, Wheel},
+};
 use crate::{Error, OwnedFolder, Result};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
-use std::{path::Path, process::Command};
+use std::{collections::BTreeSet, path::Path, process::Command};
 
 /// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files that the manifest
 /// names, and moves them into place at the end. An interrupted installation leaves nothing in [`InstallPlan::dir`].
@@ -16,26 +19,31 @@ pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
     plan.check_room()?;
     staged(plan, |stage, target| {
         let requirements = stage.join("requirements.txt");
-        let pin = format!("--hash=sha256:{}", plan.wheel.sha256);
-        std::fs::write(&requirements, format!("{} {pin}\n", plan.requirement))
+        let pinned = |Package { requirement, wheel, .. }: &Package| {
+            format!("{requirement} --hash=sha256:{}\n", wheel.sha256)
+        };
+        std::fs::write(&requirements, plan.packages.iter().map(pinned).collect::<String>())
             .map_err(|e| Error::io("write", &requirements, &e))?;
         let arguments = |pip: &mut Command| {
             pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
                 .args(["--no-compile", "--only-binary=:all:", "--require-hashes", "--implementation", "cp"])
                 // Nothing in the package is run by Python, so any Python may fetch it.
                 .arg("--ignore-requires-python")
-                .args(["--python-version", &plan.wheel.python]);
-            for platform in &plan.wheel.platforms {
+                .args(["--python-version", &plan.packages[0].wheel.python]);
+            let platforms: BTreeSet<&String> =
+                plan.packages.iter().flat_map(|package| &package.wheel.platforms).collect();
+            for platform in platforms {
                 pip.args(["--platform", platform]);
             }
             pip.arg("--target").arg(target).arg("-r").arg(&requirements);
         };
-        run_pip(arguments, &format!("downloading {}", plan.requirement), host)?;
-        prune(target, &plan.pip.keep)
+        run_pip(arguments, &format!("downloading {}", plan.requirements()), host)?;
+        let keep: Vec<String> = plan.packages.iter().flat_map(|package| package.pip.keep.clone()).collect();
+        prune(target, &keep)
     })
 }
 
-/// Installs from a wheel, or from the pinned wheel in a folder, without Python and without a network. Keeps the same files
+/// Installs from a wheel, or from the pinned wheels in a folder, without Python and without a network. Keeps the same files
 /// in the same place as [`install`].
 ///
 /// # Errors
@@ -43,8 +51,13 @@ pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
 /// pinned one; `DataLoss` for a damaged one; `ResourceExhausted`; `Cancelled`.
 pub fn install_from(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<()> {
     plan.check_room()?;
-    let wheel = wheel::open(plan, from, host)?;
-    staged(plan, |_, target| wheel.unpack(&plan.pip.keep, plan.wheel.installed_bytes, target, host))
+    let wheels = wheel::open(plan, from, host)?;
+    staged(plan, |_, target| {
+        let unpack = |(wheel, package): (&Wheel, &Package)| {
+            wheel.unpack(&package.pip.keep, package.wheel.installed_bytes, target, host)
+        };
+        wheels.iter().zip(&plan.packages).try_for_each(unpack)
+    })
 }
 
 /// Fills a folder next to [`InstallPlan::dir`], then renames it to that.
@@ -55,9 +68,31 @@ fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> 
         OwnedFolder::make(parent, ".install-").map_err(|e| Error::io("make a folder in", parent, &e))?;
     let target = stage.path().join("package");
     fill(stage.path(), &target)?;
+    gather(plan, &target)?;
     seal::seal(&target)?;
     put(&target, &plan.dir, &stage.path().join("replaced"))
         .map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
+}
+
+/// Moves the libraries of the further packages beside those of the first.
+fn gather(plan: &InstallPlan, target: &Path) -> Result<()> {
+    fn take(from: &Path, place: &Path) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(from)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => take(&entry.path(), place)?,
+                false => std::fs::rename(entry.path(), place.join(entry.file_name()))?,
+            }
+        }
+        std::fs::remove_dir(from)
+    }
+    let Some((first, others)) = plan.packages.split_first() else { return Ok(()) };
+    for package in others {
+        let from = target.join(&package.pip.library_dir);
+        take(&from, &target.join(&first.pip.library_dir))
+            .map_err(|e| Error::io("move the libraries in", &from, &e))?;
+    }
+    Ok(())
 }
 
 /// Renames `new` to `place`. The folder that was there moves to `new` or `aside`, so `place` never holds half a folder.

@@ -148,39 +148,49 @@ pub fn install_dir(spec: &RuntimeSpec, paths: &Paths) -> PathBuf {
 /// What an installation downloads, and the space it takes.
 #[derive(Clone, Debug, Serialize)]
 pub struct InstallPlan {
-    /// Package and version, in pip's notation.
-    pub requirement: String,
-    /// The wheel for this machine.
-    pub wheel: Wheel,
+    /// The package of the runtime, then those whose libraries it links.
+    pub packages: Vec<Package>,
     /// Target folder.
     pub dir: PathBuf,
     /// Whether it is already installed.
     pub installed: bool,
+}
+
+/// A package to install.
+#[derive(Clone, Debug, Serialize)]
+pub struct Package {
+    /// Package and version, in pip's notation.
+    pub requirement: String,
+    /// The wheel for this machine.
+    pub wheel: Wheel,
     #[serde(skip)]
     pip: PipPackage,
 }
 
+impl Package {
+    /// `Unimplemented` if the package has no wheel for this machine.
+    fn of(spec: &RuntimeSpec, pip: &PipPackage) -> Result<Self> {
+        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+        let (package, version) = (&pip.package, pip.version.as_ref().unwrap_or(&spec.version));
+        let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
+            AbiError::unsupported(format!("the package {package} {version} has no build for {os} {arch}"))
+                .with_hint(spec.without_a_package())
+        })?;
+        Ok(Package { requirement: format!("{package}=={version}"), wheel, pip: pip.clone() })
+    }
+}
+
 /// Plans the installation of `spec`'s runtime on this machine. `Unimplemented` if there is no package for it.
 pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
-    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
-    let pip = spec.pip.clone().ok_or_else(|| {
+    let pip = spec.pip.as_ref().ok_or_else(|| {
         AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name))
             .with_hint(spec.without_a_package())
     })?;
-    let (package, version) = (&pip.package, pip.version.as_ref().unwrap_or(&spec.version));
-    let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
-        AbiError::unsupported(format!("the package {package} {version} has no build for {os} {arch}"))
-            .with_hint(spec.without_a_package())
-    })?;
+    let packages =
+        [pip].into_iter().chain(&pip.needs).map(|pip| Package::of(spec, pip)).collect::<Result<_>>()?;
     let dir = install_dir(spec, paths);
-    Ok(InstallPlan {
-        requirement: format!("{package}=={version}"),
-        installed: find_library(&dir.join(&pip.library_dir), &spec.library_names).is_some()
-            && seal::is_sealed(&dir),
-        wheel,
-        dir,
-        pip,
-    })
+    let library = find_library(&dir.join(&pip.library_dir), &spec.library_names);
+    Ok(InstallPlan { packages, installed: library.is_some() && seal::is_sealed(&dir), dir })
 }
 
 impl InstallPlan {
@@ -189,24 +199,41 @@ impl InstallPlan {
     /// # Errors
     /// `Unimplemented` if the package for this machine has none.
     pub fn with_gpu(mut self) -> Result<Self> {
-        if self.wheel.gpu_bytes == 0 {
-            let message = format!("{} has no parts for graphics cards here", self.requirement);
+        let main = &mut self.packages[0];
+        if main.wheel.gpu_bytes == 0 {
+            let message = format!("{} has no parts for graphics cards here", main.requirement);
             return Err(AbiError::unsupported(message).with_hint("install it without them").into());
         }
         let there = |pattern: &String| {
             let file = Path::new(pattern).file_name().map(|name| name.to_string_lossy().into_owned());
-            find_library(&self.dir.join(&self.pip.library_dir), &[file.unwrap_or_default()]).is_some()
+            find_library(&self.dir.join(&main.pip.library_dir), &[file.unwrap_or_default()]).is_some()
         };
-        self.installed = self.installed && self.pip.gpu.iter().any(there);
-        self.pip.keep.append(&mut self.pip.gpu);
-        self.wheel.installed_bytes += self.wheel.gpu_bytes;
+        self.installed = self.installed && main.pip.gpu.iter().any(there);
+        main.pip.keep.append(&mut main.pip.gpu);
+        main.wheel.installed_bytes += main.wheel.gpu_bytes;
         Ok(self)
+    }
+
+    /// All packages and versions, in pip's notation.
+    pub fn requirements(&self) -> String {
+        let all: Vec<&str> = self.packages.iter().map(|package| &*package.requirement).collect();
+        all.join(", ")
+    }
+
+    /// Bytes to download.
+    pub fn download_bytes(&self) -> u64 {
+        self.packages.iter().map(|package| package.wheel.download_bytes).sum()
+    }
+
+    /// Bytes on disk after installation.
+    pub fn installed_bytes(&self) -> u64 {
+        self.packages.iter().map(|package| package.wheel.installed_bytes).sum()
     }
 
     /// `ResourceExhausted` if the disk has no room for both the package and its unpacked files, which exist side by side
     /// for a moment.
     pub fn check_room(&self) -> Result<()> {
-        let needed = self.wheel.download_bytes + self.wheel.installed_bytes;
+        let needed = self.download_bytes() + self.installed_bytes();
         let there = self.dir.ancestors().find(|d| d.exists()).unwrap_or(&self.dir);
         let free = fs4::available_space(there).map_err(|e| Error::io("find the free space of", there, &e))?;
         if free >= needed {
@@ -214,7 +241,7 @@ impl InstallPlan {
         }
         let message = format!(
             "{} needs about {needed} bytes in {}, where {free} are free",
-            self.requirement,
+            self.requirements(),
             there.display()
         );
         Err(AbiError::new(ErrorCode::ResourceExhausted, message)
@@ -254,6 +281,7 @@ mod tests {
                 keep: vec!["thing/libs/libthing.so.*".into()],
                 library_dir: "thing/libs".into(),
                 wheels: vec![],
+                needs: vec![],
             }),
             by_hand: None,
         }
@@ -311,10 +339,10 @@ mod tests {
         let error = plan_of(&mut spec, 0).with_gpu().unwrap_err();
         assert_eq!(error.code(), ErrorCode::Unimplemented);
         let without = plan_of(&mut spec, 40);
-        assert!(!without.pip.keep.iter().any(|pattern| pattern.contains("gpu")));
+        assert!(!without.packages[0].pip.keep.iter().any(|pattern| pattern.contains("gpu")));
         let with = without.with_gpu().unwrap();
-        assert!(with.pip.keep.contains(&"thing/libs/libthing_gpu.so".into()));
-        assert_eq!(with.wheel.installed_bytes, 42);
+        assert!(with.packages[0].pip.keep.contains(&"thing/libs/libthing_gpu.so".into()));
+        assert_eq!(with.installed_bytes(), 42);
 
         // What is there without them is not what was asked for.
         let libs = with.dir.join("thing/libs");

@@ -1,7 +1,7 @@
 //! Unpacks a wheel, which is a zip archive, without Python.
 
 use super::{
-    InstallPlan,
+    InstallPlan, Package,
     install::{go_on, patterns},
 };
 use crate::{Error, Result};
@@ -24,40 +24,53 @@ pub(super) struct Wheel {
     file: File,
 }
 
-/// Opens the pinned wheel: `from` itself, or the file in it that has the pinned hash.
-pub(super) fn open(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<Wheel> {
-    let expected = &plan.wheel.sha256;
-    if !from.is_dir() {
-        let wheel = Wheel::open(from)?;
-        let found = wheel.hash(host)?;
-        if found == *expected {
-            return Ok(wheel);
+/// Opens the pinned wheel of each package: `from` itself, or the files in it that have the pinned hashes.
+pub(super) fn open(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<Vec<Wheel>> {
+    let [package] = &plan.packages[..] else {
+        if !from.is_dir() {
+            let needed = plan.requirements();
+            let message = format!("{} is one wheel, and several are needed ({needed})", from.display());
+            let hint = "name the folder that holds them";
+            return Err(AbiError::invalid(message).with_file(from).with_hint(hint).into());
         }
-        let message = format!(
-            "{} is not the wheel of {} for this machine (SHA-256 {found}, expected {expected})",
-            from.display(),
-            plan.requirement
-        );
-        return Err(AbiError::invalid(message).with_file(from).into());
+        return plan.packages.iter().map(|package| in_folder(package, from, host)).collect();
+    };
+    if from.is_dir() {
+        return Ok(vec![in_folder(package, from, host)?]);
     }
-    let entries = std::fs::read_dir(from).map_err(|e| Error::io("read the folder", from, &e))?;
+    let wheel = Wheel::open(from)?;
+    let (found, expected) = (wheel.hash(host)?, &package.wheel.sha256);
+    if found == *expected {
+        return Ok(vec![wheel]);
+    }
+    let message = format!(
+        "{} is not the wheel of {} for this machine (SHA-256 {found}, expected {expected})",
+        from.display(),
+        package.requirement
+    );
+    Err(AbiError::invalid(message).with_file(from).into())
+}
+
+/// The file in a folder that is the pinned wheel of a package.
+fn in_folder(package: &Package, folder: &Path, host: &dyn Host) -> Result<Wheel> {
+    let (expected, bytes) = (&package.wheel.sha256, package.wheel.download_bytes);
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::io("read the folder", folder, &e))?;
     let mut candidates: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     candidates.retain(|path| path.extension().is_some_and(|e| e == "whl") && path.is_file());
     candidates.sort();
     for path in &candidates {
         let wheel = Wheel::open(path)?;
         let size = wheel.file.metadata().map_err(|e| Error::io("read", path, &e))?.len();
-        if size == plan.wheel.download_bytes && wheel.hash(host)? == *expected {
+        if size == bytes && wheel.hash(host)? == *expected {
             return Ok(wheel);
         }
     }
     let message = format!(
-        "{} holds no wheel of {} for this machine (SHA-256 {expected}, {} bytes)",
-        from.display(),
-        plan.requirement,
-        plan.wheel.download_bytes
+        "{} holds no wheel of {} for this machine (SHA-256 {expected}, {bytes} bytes)",
+        folder.display(),
+        package.requirement
     );
-    Err(AbiError::not_found(message).with_file(from).into())
+    Err(AbiError::not_found(message).with_file(folder).into())
 }
 
 impl Wheel {
@@ -162,9 +175,9 @@ mod tests {
         zip.finish().unwrap().into_inner()
     }
 
-    fn spec(wheel: &[u8], installed_bytes: u64) -> RuntimeSpec {
+    fn pinned(wheel: &[u8], installed_bytes: u64) -> Pinned {
         let sha256 = Sha256::digest(wheel).iter().map(|b| format!("{b:02x}")).collect();
-        let pinned = Pinned {
+        Pinned {
             os: std::env::consts::OS.into(),
             arch: std::env::consts::ARCH.into(),
             python: "312".into(),
@@ -173,7 +186,10 @@ mod tests {
             download_bytes: wheel.len() as u64,
             installed_bytes,
             gpu_bytes: 0,
-        };
+        }
+    }
+
+    fn spec(wheel: &[u8], installed_bytes: u64) -> RuntimeSpec {
         RuntimeSpec {
             name: "thing".into(),
             version: "1.2".into(),
@@ -185,7 +201,8 @@ mod tests {
                 version: None,
                 keep: vec!["thing/libs/libthing.so.*".into(), "thing/LICENSE".into()],
                 library_dir: "thing/libs".into(),
-                wheels: vec![pinned],
+                wheels: vec![pinned(wheel, installed_bytes)],
+                needs: Vec::new(),
             }),
             by_hand: None,
         }
@@ -223,6 +240,34 @@ mod tests {
         }
         let left: Vec<_> = std::fs::read_dir(paths.runtimes()).unwrap().flatten().collect();
         assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[test]
+    fn libraries_of_further_packages_join_those_of_the_first() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, mut spec, _, file) = prepared(root.path(), &wheel(&FILES));
+        let other = wheel(&[("vendor/sub/lib/libother.so.12", b"needed"), ("vendor/LICENSE", b"paid")]);
+        let first = spec.pip.as_mut().unwrap();
+        first.needs = vec![PipPackage {
+            package: "other".into(),
+            version: Some("12.9".into()),
+            keep: vec!["vendor/sub/lib/*".into(), "vendor/LICENSE".into()],
+            library_dir: "vendor/sub".into(),
+            wheels: vec![pinned(&other, 10)],
+            ..first.clone()
+        }];
+        let plan = plan(&spec, &paths).unwrap();
+        assert_eq!(plan.requirements(), "thing==1.2, other==12.9");
+        assert_eq!(plan.installed_bytes(), 21);
+        assert_eq!(install_from(&plan, &file, &NoHost).unwrap_err().code(), ErrorCode::InvalidArgument);
+        let error = install_from(&plan, root.path(), &NoHost).unwrap_err();
+        assert!(error.to_string().contains("holds no wheel of other==12.9"), "{error}");
+        assert!(find(&spec, &paths).is_none());
+        std::fs::write(root.path().join("other-12.9-py3.whl"), &other).unwrap();
+        install_from(&plan, root.path(), &NoHost).unwrap();
+        let dir = find(&spec, &paths).unwrap().dir;
+        assert_eq!(std::fs::read(dir.join("libother.so.12")).unwrap(), b"needed");
+        assert!(plan.dir.join("vendor/LICENSE").exists() && plan.dir.join("thing/LICENSE").exists());
     }
 
     #[test]

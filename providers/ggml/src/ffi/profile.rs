@@ -116,8 +116,18 @@ fn speed(words: Words) -> f64 {
     let left = if level.has_tiles(words) { Left::Tiles } else { Left::Columns(rows) };
     let (a, b) = (vec![0u32; rows * depth], vec![0u32; cols * depth]);
     let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
-    let product =
-        Product { level, words, left, depth, a: &a, b: &b, taps: &taps, start: Start::Output, clip: None };
+    let product = Product {
+        level,
+        words,
+        left,
+        depth,
+        a: &a,
+        b: &b,
+        taps: &taps,
+        start: Start::Output,
+        ahead: &[],
+        clip: None,
+    };
     let per_word = if words == Words::Bf16 { 4 } else { 2 };
     let mut best = 0f64;
     for _ in 0..20 {

@@ -167,6 +167,7 @@ impl Attention {
                         b: &q[panel * steps * width..][..steps * width],
                         taps: &self.taps,
                         start: Start::Zero,
+                        ahead: &[],
                         clip: None,
                     };
                     product.into(Block::new(out, width, high, width));
@@ -196,6 +197,7 @@ impl Attention {
                         b: &b[..depth * width],
                         taps: &self.taps,
                         start: if start > 0 { Start::Output } else { Start::Zero },
+                        ahead: &[],
                         clip: None,
                     };
                     product.into(Block::new(out, width, high, width));

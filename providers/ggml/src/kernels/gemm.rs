@@ -1,7 +1,7 @@
 use super::{
     Activation, Blocks, Panels, Window,
     activation::{Activate, bounds},
-    panel_words,
+    panel_bytes, panel_words,
     panels::{Layout, narrow, pair},
 };
 use crate::{
@@ -42,6 +42,9 @@ pub(crate) struct Gemm {
 
 /// The approximate number of rows of A that are packed together. The exact number is a multiple of the level's rows.
 const MAX_ROWS: usize = 8 * 14;
+
+/// Elements of an output that does not stay in the L2 cache.
+const LARGE: usize = 1 << 17;
 
 #[derive(Default)]
 struct Scratch {
@@ -135,6 +138,8 @@ impl Gemm {
         let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
         let per_word = if words == Words::Bf16 { 2 } else { 1 };
         scratch.rows.resize(self.most_rows() * ROW_STRIDE);
+        // Each step reads such an output from the L3 cache.
+        let large = rows.len() * cols.len() > LARGE;
         for step in (0..self.panels.steps()).step_by(DEPTH) {
             let run = DEPTH.min(self.panels.steps() - step);
             let elements = step * per_word..((step + run) * per_word).min(depth);
@@ -150,6 +155,16 @@ impl Gemm {
             for col in cols.clone().step_by(width) {
                 let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
                 let b = panel_words(inputs, 1, kept, panel, step..step + run, &mut scratch.panel);
+                let ahead = match (col + width < cols.end, last) {
+                    (true, _) => panel_bytes(inputs, 1, kept, panel + 1, step..step + run),
+                    (false, true) => &[],
+                    (false, false) => {
+                        let (first, steps) = (step + run, self.panels.steps());
+                        let panel = first_panel + cols.start / width;
+                        panel_bytes(inputs, 1, kept, panel, first..steps.min(first + DEPTH))
+                    }
+                };
+                let share = ahead.len().div_ceil(rows.len().div_ceil(height));
                 let wide = width.min(cols.end - col);
                 let start = match bias {
                     _ if self.addend || step > 0 => Start::Output,
@@ -165,12 +180,19 @@ impl Gemm {
                     b,
                     taps: &self.taps,
                     start,
+                    ahead: &[],
                     clip: self.clip().filter(|_| last),
                 };
+                let mut ahead = ahead.chunks(share.max(1));
                 for row in rows.clone().step_by(height) {
                     let a = &scratch.rows[(row - rows.start) * ROW_STRIDE..];
                     let high = height.min(rows.end - row);
-                    Product { a, ..product }.into(tile.block(row, col, high, wide));
+                    let ahead = ahead.next().unwrap_or_default();
+                    let below = rows.end.min(row + 2 * height).saturating_sub(row + height);
+                    if large && below > 0 {
+                        tile.block(row + height, col, below, wide).prefetch();
+                    }
+                    Product { a, ahead, ..product }.into(tile.block(row, col, high, wide));
                 }
             }
         }

@@ -116,6 +116,28 @@ fn panel_words<'a>(
     }
 }
 
+/// The bytes that [`panel_words`] reads for some steps of a panel.
+fn panel_bytes<'a>(
+    inputs: &Inputs<'a>,
+    input: usize,
+    (panels, blocks): (&Panels, Option<Blocks>),
+    panel: usize,
+    steps: Range<usize>,
+) -> &'a [u8] {
+    let range = match blocks {
+        Some(blocks) => {
+            let (start, range) = (panel * blocks.panel_bytes(panels), blocks.integers(panels, steps));
+            start + range.start..start + range.end
+        }
+        None => {
+            let size = if panels.words == Words::Bf16 { 4 } else { inputs.type_of(input).size() };
+            let at = |step: usize| (panel * panels.panel_len() + step * panels.block) * size;
+            at(steps.start)..at(steps.end)
+        }
+    };
+    &inputs.bytes(input)[range]
+}
+
 struct Widen<'a> {
     halves: &'a [u16],
     bf16: bool,

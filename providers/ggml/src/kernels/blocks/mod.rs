@@ -129,6 +129,12 @@ impl Blocks {
         Plan::new(self, panels).bytes()
     }
 
+    /// Where the integers of some steps are in a panel's bytes.
+    pub(crate) fn integers(self, panels: &Panels, steps: Range<usize>) -> Range<usize> {
+        let bytes = Plan::new(self, panels).run_bytes();
+        steps.start / STEPS * bytes..steps.end.div_ceil(STEPS) * bytes
+    }
+
     /// Bytes of a stack of matrices.
     pub(crate) fn bytes(self, panels: &Panels) -> usize {
         panels.groups * panels.per_group() * self.panel_bytes(panels)

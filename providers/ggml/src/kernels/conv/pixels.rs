@@ -132,6 +132,7 @@ impl Pixels {
                         b,
                         taps: &self.taps,
                         start: if run > 0 { Start::Output } else { Start::Zero },
+                        ahead: &[],
                         clip: None,
                     }
                     .into(Block::new(

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     ffi::{Inputs, Tile},
-    kernels::{Panels, Window, panel_words},
+    kernels::{Panels, Window, panel_bytes, panel_words},
     simd::{
         Level,
         lines::Lines,
@@ -89,8 +89,15 @@ impl Strips {
             for filter in filters.clone().step_by(height) {
                 let steps = channel * taps..(channel + count) * taps;
                 let kept = (&conv.panels, conv.blocks);
-                let a = panel_words(inputs, 1, kept, first_panel + filter / height, steps, panel);
+                let a = panel_words(inputs, 1, kept, first_panel + filter / height, steps.clone(), panel);
                 let high = height.min(filters.end - filter);
+                let more = filter + height < filters.end;
+                let ahead: &[u8] = if more {
+                    panel_bytes(inputs, 1, kept, first_panel + filter / height + 1, steps)
+                } else {
+                    &[]
+                };
+                let mut ahead = ahead.chunks(ahead.len().div_ceil(lines * len.div_ceil(width)).max(1));
                 let product = |at: usize| Product {
                     level: conv.level,
                     words,
@@ -100,6 +107,7 @@ impl Strips {
                     b: &buffer[at..],
                     taps: &self.taps,
                     start: if channel > 0 { Start::Output } else { Start::Zero },
+                    ahead: &[],
                     clip: None,
                 };
                 for i in 0..lines {
@@ -110,7 +118,8 @@ impl Strips {
                         } else {
                             tile.block(filter, (rows.start + i) * out_width + cols.start + col, high, wide)
                         };
-                        product(i * pitch + col).into(out);
+                        let ahead = ahead.next().unwrap_or_default();
+                        Product { ahead, ..product(i * pitch + col) }.into(out);
                     }
                 }
             }

@@ -1,7 +1,7 @@
 use super::{Conv, line::Line};
 use crate::{
     ffi::{Inputs, Tile},
-    kernels::{Panels, Window, panel_words, panels::Order},
+    kernels::{Panels, Window, panel_bytes, panel_words, panels::Order},
     simd::{
         Level, Vectorized, Words, as_floats, as_words, as_words_mut,
         lines::Lines,
@@ -171,8 +171,27 @@ impl Winograd {
                 for (i, filter) in group.clone().step_by(height).enumerate() {
                     let panel = first_panel + filter / height;
                     self.transform_filters(conv, inputs, panel, some.clone(), scratch);
+                    let next = if filter + height < group.end {
+                        Some((panel + 1, some.clone()))
+                    } else if some.end < channels {
+                        let end = channels.min(some.end + self.channels);
+                        Some((first_panel + group.start / height, some.end..end))
+                    } else if group.end < tile.rows.end {
+                        Some((panel + 1, 0..channels.min(self.channels)))
+                    } else {
+                        None
+                    };
+                    let ahead = next.map_or(&[][..], |(panel, channels)| {
+                        panel_bytes(inputs, 1, (&conv.panels, conv.blocks), panel, steps_of(conv, &channels))
+                    });
                     let rows = height.min(group.end - filter);
-                    self.multiply(conv.level, some.clone(), [rows, tiles.len()], scratch, [input, i]);
+                    self.multiply(
+                        (conv.level, ahead),
+                        some.clone(),
+                        [rows, tiles.len()],
+                        scratch,
+                        [input, i],
+                    );
                 }
             }
             for filter in group.clone() {
@@ -226,7 +245,7 @@ impl Winograd {
     /// first channels overwrite the sums instead.
     fn multiply(
         &self,
-        level: Level,
+        (level, ahead): (Level, &[u8]),
         channels: Range<usize>,
         [rows, cols]: [usize; 2],
         scratch: &mut Scratch,
@@ -234,6 +253,7 @@ impl Winograd {
     ) {
         let Steps { input: input_step, filters, sums, .. } = self.steps;
         let (height, width) = self.block;
+        let mut ahead = ahead.chunks(ahead.len().div_ceil(PRODUCTS * cols.div_ceil(width)).max(1));
         for product in 0..PRODUCTS {
             let a = as_words(&scratch.transformed[product * filters..]);
             for (block, col) in (0..cols).step_by(width).enumerate() {
@@ -248,6 +268,7 @@ impl Winograd {
                     b: as_words(&scratch.input[at..]),
                     taps: &self.taps,
                     start: if channels.start > 0 { Start::Output } else { Start::Zero },
+                    ahead: ahead.next().unwrap_or_default(),
                     clip: None,
                 }
                 .into(Block::new(
@@ -351,9 +372,7 @@ impl Winograd {
         filters: &'a mut [f32],
     ) -> [&'a [f32]; 2] {
         let Panels { words, taps, block, .. } = conv.panels;
-        let (run, count) = (taps * block, channels.len());
-        let per_word = if words == Words::Bf16 { 2 } else { 1 };
-        let steps = channels.start / per_word * taps..channels.end.div_ceil(per_word) * taps;
+        let (run, count, steps) = (taps * block, channels.len(), steps_of(conv, &channels));
         let found = panel_words(inputs, 1, (&conv.panels, conv.blocks), panel, steps, buffer);
         if words == Words::Bf16 {
             vectorize(Unpair { words: found, run, out: as_words_mut(filters) });
@@ -363,6 +382,12 @@ impl Winograd {
         filters[..run].copy_from_slice(&found[(count - 1) * run..]);
         [found, filters]
     }
+}
+
+/// The steps of some channels in a panel of filters.
+fn steps_of(conv: &Conv, channels: &Range<usize>) -> Range<usize> {
+    let per_word = if conv.panels.words == Words::Bf16 { 2 } else { 1 };
+    channels.start / per_word * conv.panels.taps..channels.end.div_ceil(per_word) * conv.panels.taps
 }
 
 /// Joins the output planes of tiles into rows of outputs.

@@ -271,6 +271,7 @@ impl Recurrent {
                             b,
                             taps,
                             start: Start::Output,
+                            ahead: &[],
                             clip: None,
                         };
                         product.into(Block::new(&mut sums[gate * len + col..], all * len, part.count, cols));

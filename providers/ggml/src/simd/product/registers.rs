@@ -191,7 +191,10 @@ macro_rules! block_of_512_bits {
                     }
                     let mut a = product.a.as_ptr();
                     let mut tap = product.taps.offsets.as_ptr();
+                    let (mut ahead, pace) = product.ahead();
                     for _ in 0..product.depth {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead);
+                        ahead = ahead.wrapping_add(pace);
                         let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
                         let b: [__m512; VECTORS] = std::array::from_fn(|i| _mm512_loadu_ps(b.add(16 * i)));
                         for (i, sum) in sums.iter_mut().enumerate() {
