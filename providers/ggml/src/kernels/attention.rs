@@ -6,10 +6,12 @@ use super::{
 use crate::{
     ffi::{Grid, Inputs, Kernel, Tile, Type},
     simd::{
-        Level, Vectorized, Words, as_words,
+        Level, Vectorized, Words, as_bytes, as_floats, as_words,
         lines::Lines,
         product::{Block, Product, Start, Taps},
-        softmax, vectorize,
+        softmax,
+        transpose::{SQUARE, Squares, transpose},
+        vectorize,
     },
 };
 use std::{cell::RefCell, ops::Range};
@@ -68,6 +70,8 @@ struct Scratch {
     weights: Lines<u32>,
     sums: Lines<f32>,
     state: Vec<f32>,
+    /// Sums of a panel, one row for each query.
+    turned: Lines<u32>,
 }
 
 thread_local! {
@@ -130,12 +134,15 @@ impl Attention {
         let panels = rows.len().div_ceil(width);
         let lanes = panels * width;
         let steps = self.keys.steps();
-        let Scratch { q, scores, weights, sums, state } = scratch;
+        let Scratch { q, scores, weights, sums, state, turned } = scratch;
         q.resize(steps * lanes);
         self.pack_queries(inputs.f32(0), self.q.layout_of(batch, head), rows.clone(), q);
         scores.resize(most * width);
         weights.resize(most * width);
-        sums.resize(size * lanes);
+        // Sums are transposed in squares, which may end after the last ones.
+        sums.resize(size * lanes + SQUARE * width + SQUARE);
+        let pitch = size.next_multiple_of(SQUARE);
+        turned.resize(width.next_multiple_of(SQUARE) * pitch);
         state.resize(2 * lanes, 0.0);
         let (maxima, totals) = state.split_at_mut(lanes);
         // Half of the least number, so that its difference from a score stays finite.
@@ -157,6 +164,7 @@ impl Attention {
                 for key in block.clone().step_by(height) {
                     let a = (group * key_panels + key / height) * self.keys.panel_len();
                     let high = height.min(block.end - key);
+                    let next = if key + height < block.end { a + self.keys.panel_len() } else { keys.len() };
                     let out = &mut scores[(key - block.start) * width..];
                     let product = Product {
                         level: self.level,
@@ -167,7 +175,7 @@ impl Attention {
                         b: &q[panel * steps * width..][..steps * width],
                         taps: &self.taps,
                         start: Start::Zero,
-                        ahead: &[],
+                        ahead: as_bytes(&keys[next..keys.len().min(next + self.keys.panel_len())]),
                         clip: None,
                     };
                     product.into(Block::new(out, width, high, width));
@@ -187,6 +195,7 @@ impl Attention {
                     let a = (group * value_panels + row / height) * self.values.panel_len();
                     let first = start / value_words * height;
                     let high = height.min(size - row);
+                    let next = if row + height < size { a + self.values.panel_len() + first } else { 0 };
                     let out = &mut sums[(panel * size + row) * width..];
                     let product = Product {
                         level: self.level,
@@ -197,22 +206,29 @@ impl Attention {
                         b: &b[..depth * width],
                         taps: &self.taps,
                         start: if start > 0 { Start::Output } else { Start::Zero },
-                        ahead: &[],
+                        ahead: as_bytes(&values[next..][..if next > 0 { depth * height } else { 0 }]),
                         clip: None,
                     };
                     product.into(Block::new(out, width, high, width));
                 }
             }
         }
+        // A query without visible keys yields zeros.
+        totals.iter_mut().for_each(|total| *total = if *total == 0.0 { 0.0 } else { 1.0 / *total });
+        let [of_sums, of_rows] =
+            [(SQUARE, width), (SQUARE * pitch, pitch)].map(|(step, row)| Squares { step, row });
         for panel in 0..panels {
             let lane = panel * width;
-            let sums = &sums[panel * size * width..][..size * width];
-            for (i, row) in (rows.start + lane..rows.end.min(rows.start + lane + width)).enumerate() {
-                // A query without visible keys yields zeros.
-                let total = totals[lane + i];
-                let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
-                let column = sums[i..].iter().step_by(width);
-                tile.row(row).iter_mut().zip(column).for_each(|(out, x)| *out = x * factor);
+            for first in (0..size).step_by(SQUARE) {
+                let source = as_words(&sums[(panel * size + first) * width..]);
+                transpose(width.div_ceil(SQUARE), (source, of_sums), (&mut turned[first..], of_rows));
+            }
+            let factors = &totals[lane..lane + width];
+            for (row, (factor, turned)) in
+                (rows.start + lane..rows.end).zip(factors.iter().zip(turned.chunks_exact(pitch)))
+            {
+                let out = tile.row(row).iter_mut().zip(as_floats(turned));
+                out.for_each(|(out, x)| *out = x * factor);
             }
         }
     }

@@ -2,9 +2,9 @@ use crate::{
     ffi::{Grid, Inputs, Kernel, Tile},
     shape,
     simd::{
-        Level, Vectorized, Words, bf16,
+        Level, Vectorized, Words, as_words, bf16,
         product::{Left, TILE},
-        transpose::{Squares, transpose},
+        transpose::{SQUARE, Squares, transpose},
         vectorize,
     },
     storage::f32_to_bf16,
@@ -176,6 +176,8 @@ struct Fill<'a> {
 
 /// Columns that are filled for one row before the next row, so that they stay in the L1 cache.
 const RUN: usize = 32;
+/// The most rows of a panel.
+const MAX_BLOCK: usize = 32;
 
 impl Fill<'_> {
     /// Writes the words of a [`TILE`] of pair steps, row by row.
@@ -291,24 +293,46 @@ impl Vectorized for Fill<'_> {
             }
             return;
         }
-        // Whole pairs of runs at a time.
+        // Whole pairs of runs at a time, first row by row, then in squares.
         let run = RUN.next_multiple_of(taps);
-        let mut of_row = Vec::with_capacity(run);
+        let squares = run.div_ceil(SQUARE);
+        assert!(block <= MAX_BLOCK, "a panel with more rows");
+        let mut rows = vec![0u32; MAX_BLOCK * squares * SQUARE];
+        let mut turned = vec![0u32; squares * SQUARE * MAX_BLOCK];
+        let [of_rows, of_columns] = [(SQUARE, squares * SQUARE), (SQUARE * MAX_BLOCK, MAX_BLOCK)]
+            .map(|(step, row)| Squares { step, row });
         for (index, columns) in panel.chunks_mut(run * block).enumerate() {
-            of_row.resize(columns.len() / block, 0);
+            let count = columns.len() / block;
             for i in 0..height {
                 let row = &values[start + i * layout.row_step..];
-                let words_of_row = columns[i..].iter_mut().step_by(block);
+                let words_of_row = &mut rows[i * of_rows.row..][..count];
                 match words {
                     Words::F32 => {
                         let row = &row[index * run * layout.depth_step..];
-                        let words = words_of_row.enumerate();
-                        words.for_each(|(k, word)| *word = row[k * layout.depth_step].to_bits());
+                        if layout.depth_step == 1 {
+                            words_of_row.copy_from_slice(as_words(&row[..count]));
+                        } else {
+                            let words = words_of_row.iter_mut().enumerate();
+                            words.for_each(|(k, word)| *word = row[k * layout.depth_step].to_bits());
+                        }
                     }
-                    Words::Bf16 => {
-                        self.pairs(row, index * run / taps, &mut of_row);
-                        words_of_row.zip(&of_row).for_each(|(word, pair)| *word = *pair);
-                    }
+                    Words::Bf16 => self.pairs(row, index * run / taps, words_of_row),
+                }
+            }
+            for first in (0..height).step_by(SQUARE) {
+                let source = &rows[first * of_rows.row..];
+                transpose(count.div_ceil(SQUARE), (source, of_rows), (&mut turned[first..], of_columns));
+            }
+            // A column may be copied with words after its last row, which the next column overwrites.
+            for (k, from) in turned.as_chunks::<MAX_BLOCK>().0[..count].iter().enumerate() {
+                let to = &mut columns[k * block..];
+                let copied = if block <= SQUARE { SQUARE } else { MAX_BLOCK };
+                if to.len() < copied {
+                    to[..block].copy_from_slice(&from[..block]);
+                } else if copied == SQUARE {
+                    to[..SQUARE].copy_from_slice(&from[..SQUARE]);
+                } else {
+                    to[..MAX_BLOCK].copy_from_slice(from);
                 }
             }
         }

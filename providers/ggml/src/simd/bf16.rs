@@ -70,8 +70,18 @@ unsafe fn interleave_rows(low: &[f32], high: &[f32], words: &mut [u32]) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn interleaved(low: __m512, high: __m512) -> __m512i {
+    const PLACES: [u16; 32] = {
+        let mut places = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            places[i] = (i % 2 * 16 + i / 2) as u16;
+            i += 1;
+        }
+        places
+    };
     // SAFETY: vectors of the same size, any of whose bit patterns is valid.
-    let halves = |x: __m512| unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x)) };
-    let (low, high) = (_mm512_cvtepu16_epi32(halves(low)), _mm512_cvtepu16_epi32(halves(high)));
-    _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+    unsafe {
+        let halves = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        _mm512_permutexvar_epi16(std::mem::transmute::<[u16; 32], __m512i>(PLACES), halves)
+    }
 }

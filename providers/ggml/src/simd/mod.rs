@@ -22,6 +22,6 @@ pub(crate) mod winograd;
 mod words;
 
 pub(crate) use level::{Level, Vectorized, mul_add, vectorize};
-pub(crate) use words::{Words, as_floats, as_words, as_words_mut};
+pub(crate) use words::{Words, as_bytes, as_floats, as_words, as_words_mut};
 #[cfg(test)]
 pub(crate) use {level::vectorize_at, words::as_bytes};

@@ -6,7 +6,7 @@ use super::level::Level;
 use std::arch::x86_64::*;
 
 /// Rows and columns of a square, in words.
-const SQUARE: usize = 16;
+pub(crate) const SQUARE: usize = 16;
 
 /// The layout of squares in memory, in words.
 #[derive(Clone, Copy)]

@@ -28,7 +28,6 @@ pub(crate) fn as_floats(words: &[u32]) -> &[f32] {
 }
 
 /// The bytes of words.
-#[cfg(test)]
 pub(crate) fn as_bytes(words: &[u32]) -> &[u8] {
     // SAFETY: every word is four bytes.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 4) }
