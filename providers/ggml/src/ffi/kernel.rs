@@ -49,12 +49,14 @@ pub(crate) struct Grid {
     pub(crate) cols: usize,
     pub(crate) tile_rows: usize,
     pub(crate) tile_cols: usize,
+    /// How many planes in a row a tile covers. Divides their number.
+    pub(crate) together: usize,
 }
 
 impl Grid {
     /// A flat output of `len` elements, cut into runs of `run`.
     pub(crate) fn flat(len: usize, run: usize) -> Self {
-        Grid { planes: 1, rows: 1, cols: len, tile_rows: 1, tile_cols: run.max(1) }
+        Grid { together: 1, planes: 1, rows: 1, cols: len, tile_rows: 1, tile_cols: run.max(1) }
     }
     /// A flat output cut into about four runs for each of `workers`, but none too small to pay off.
     pub(crate) fn even(len: usize, workers: usize) -> Self {
@@ -62,18 +64,19 @@ impl Grid {
     }
     /// `rows` rows of `cols` elements, `tile_rows` of them at a time.
     pub(crate) fn rows(rows: usize, cols: usize, tile_rows: usize) -> Self {
-        Grid { planes: 1, rows, cols, tile_rows: tile_rows.max(1), tile_cols: cols.max(1) }
+        Grid { together: 1, planes: 1, rows, cols, tile_rows: tile_rows.max(1), tile_cols: cols.max(1) }
     }
     /// Elements of the output.
     pub(crate) fn len(&self) -> usize {
         self.planes * self.rows * self.cols
     }
     pub(super) fn tiles(&self) -> usize {
-        self.planes * self.rows.div_ceil(self.tile_rows) * self.cols.div_ceil(self.tile_cols)
+        let planes = self.planes / self.together;
+        planes * self.rows.div_ceil(self.tile_rows) * self.cols.div_ceil(self.tile_cols)
     }
     pub(super) fn tile(&self, index: usize) -> (usize, Range<usize>, Range<usize>) {
         let (down, across) = (self.rows.div_ceil(self.tile_rows), self.cols.div_ceil(self.tile_cols));
-        let (plane, rest) = (index / (down * across), index % (down * across));
+        let (plane, rest) = (index / (down * across) * self.together, index % (down * across));
         let (row, col) = (rest / across * self.tile_rows, rest % across * self.tile_cols);
         (plane, row..(row + self.tile_rows).min(self.rows), col..(col + self.tile_cols).min(self.cols))
     }
@@ -81,7 +84,7 @@ impl Grid {
 
 /// The part of an output that one call of [`Kernel::tile`] owns.
 pub(crate) struct Tile<'a> {
-    /// Which matrix.
+    /// Which matrix; the first, if there are several.
     pub(crate) plane: usize,
     /// Which of its rows.
     pub(crate) rows: Range<usize>,
@@ -101,6 +104,16 @@ impl<'a> Tile<'a> {
     pub(super) unsafe fn of_output(data: *mut u8, type_: Type, grid: Grid, index: usize) -> Self {
         let (plane, rows, cols) = grid.tile(index);
         Tile { plane, rows, cols, data, type_, grid, exclusive: PhantomData }
+    }
+    /// The part of the tile in one of its planes.
+    ///
+    /// # Panics
+    /// If the tile does not cover the plane.
+    pub(crate) fn of_plane(&mut self, plane: usize) -> Tile<'_> {
+        let inside = plane.checked_sub(self.plane).is_some_and(|i| i < self.grid.together);
+        assert!(inside, "plane {plane} is not in the tile");
+        let (rows, cols, grid) = (self.rows.clone(), self.cols.clone(), Grid { together: 1, ..self.grid });
+        Tile { plane, rows, cols, grid, data: self.data, type_: self.type_, exclusive: PhantomData }
     }
     /// The index of an element in the output.
     fn place(&self, row: usize, col: usize) -> usize {
@@ -205,7 +218,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_every_element_once() {
-        let grid = Grid { planes: 2, rows: 7, cols: 10, tile_rows: 3, tile_cols: 4 };
+        let grid = Grid { together: 1, planes: 2, rows: 7, cols: 10, tile_rows: 3, tile_cols: 4 };
         let mut seen = vec![0; grid.len()];
         for index in 0..grid.tiles() {
             let (plane, rows, cols) = grid.tile(index);

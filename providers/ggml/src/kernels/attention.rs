@@ -89,7 +89,7 @@ impl Kernel for Attention {
             Order::Columns => QUERIES,
             Order::Sixteens | Order::Tiles => QUERIES_OF_TILES,
         };
-        Grid { planes, rows, cols, tile_rows: queries.min(rows), tile_cols: size }
+        Grid { together: 1, planes, rows, cols, tile_rows: queries.min(rows), tile_cols: size }
     }
 
     fn multiplications(&self) -> usize {

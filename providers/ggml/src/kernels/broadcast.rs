@@ -56,6 +56,7 @@ impl Kernel for Broadcast {
         let rows = shape::len(&self.dims) / cols;
         if rows < workers {
             return Grid {
+                together: 1,
                 planes: 1,
                 rows,
                 cols,

@@ -21,7 +21,7 @@ impl Kernel for Concat {
         let cols: usize = self.parts.iter().sum();
         let tile_cols = if self.outer < workers { cols.div_ceil(workers * 2).max(4096) } else { cols };
         let tile_rows = self.outer.div_ceil(workers * 4);
-        Grid { planes: 1, rows: self.outer, cols, tile_rows, tile_cols: tile_cols.max(1) }
+        Grid { together: 1, planes: 1, rows: self.outer, cols, tile_rows, tile_cols: tile_cols.max(1) }
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {

@@ -76,7 +76,7 @@ impl Kernel for Gemm {
         });
         let tiles = divisions.map(|(down, across)| tile(down, across.clamp(1, panels)));
         let (tile_rows, tile_cols) = tiles.min_by_key(|tile| cost(*tile)).unwrap_or((rows, cols));
-        Grid { planes: self.batch, rows, cols, tile_rows, tile_cols }
+        Grid { together: 1, planes: self.batch, rows, cols, tile_rows, tile_cols }
     }
 
     fn multiplications(&self) -> usize {

@@ -172,7 +172,7 @@ impl Kernel for IntegerProduct {
         let down = self.matrices.len() * rows.div_ceil(tile_rows);
         let across = (4 * workers).div_ceil(down).max(cols.div_ceil(16 * COLS)).min(cols.div_ceil(COLS));
         let tile_cols = cols.div_ceil(COLS).div_ceil(across) * COLS;
-        Grid { planes: self.matrices.len(), rows, cols, tile_rows, tile_cols }
+        Grid { together: 1, planes: self.matrices.len(), rows, cols, tile_rows, tile_cols }
     }
 
     fn multiplications(&self) -> usize {

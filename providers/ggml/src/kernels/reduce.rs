@@ -47,7 +47,7 @@ impl Kernel for Reduce {
             return Grid::rows(rows, 1, rows.div_ceil(4 * workers));
         }
         let tile_cols = self.run.div_ceil((2 * workers).div_ceil(rows)).max(LEAST);
-        Grid { planes: 1, rows, cols: self.run, tile_rows: 1, tile_cols }
+        Grid { together: 1, planes: 1, rows, cols: self.run, tile_rows: 1, tile_cols }
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
@@ -252,7 +252,14 @@ pub(crate) struct CumulativeSum {
 impl Kernel for CumulativeSum {
     fn grid(&self, workers: usize) -> Grid {
         let tile_cols = self.inner.div_ceil((2 * workers).div_ceil(self.outer)).max(LEAST);
-        Grid { planes: self.outer, rows: self.len, cols: self.inner, tile_rows: self.len, tile_cols }
+        Grid {
+            together: 1,
+            planes: self.outer,
+            rows: self.len,
+            cols: self.inner,
+            tile_rows: self.len,
+            tile_cols,
+        }
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {

@@ -134,7 +134,8 @@ fn convolutions() {
             let panels = Panels::filters(level, words, [groups, filters, depth], taps);
             let weights = noise(groups * filters * depth, 1);
             let packed = panels.packed(&weights, false);
-            let (batch, pixels) = (2, window.input[0] * window.input[1] / (repeat * repeat));
+            // Small images are multiplied together, if their number permits.
+            let (batch, pixels) = (2 + case % 3, window.input[0] * window.input[1] / (repeat * repeat));
             let outputs = window.output[0] * window.output[1];
             let x = noise(batch * groups * channels * pixels, 2);
             let (bias, shift) = (noise(groups * filters, 3), noise(batch * groups * filters, 4));

@@ -21,7 +21,7 @@ mod vector;
 pub(crate) mod winograd;
 mod words;
 
+#[cfg(test)]
+pub(crate) use level::vectorize_at;
 pub(crate) use level::{Level, Vectorized, mul_add, vectorize};
 pub(crate) use words::{Words, as_bytes, as_floats, as_words, as_words_mut};
-#[cfg(test)]
-pub(crate) use {level::vectorize_at, words::as_bytes};

@@ -61,7 +61,8 @@ impl Conv {
             let pixels = [1, window.output.iter().product()];
             window = Window { input: pixels, output: pixels, ..pointwise };
         }
-        let winograd = Winograd::new(level, &panels, &window).filter(|w| w.is_faster(&panels, &window));
+        let winograd =
+            Winograd::new(level, batch, &panels, &window).filter(|w| w.is_faster(&panels, &window));
         let method = match winograd {
             Some(winograd) => Method::Winograd(winograd),
             None if level.has_tiles(panels.words) => Method::Pixels(Pixels::new(level, &panels, &window)),
@@ -74,7 +75,7 @@ impl Conv {
     /// The same by Winograd's algorithm, if it applies, even if it is slower.
     #[cfg(test)]
     pub(super) fn by_winograd(mut self) -> Option<Self> {
-        self.method = Method::Winograd(Winograd::new(self.level, &self.panels, &self.window)?);
+        self.method = Method::Winograd(Winograd::new(self.level, self.batch, &self.panels, &self.window)?);
         Some(self)
     }
 
@@ -153,11 +154,15 @@ impl Kernel for Conv {
             }
             Method::Winograd(winograd) => winograd.outputs(self),
         };
-        let across = planes * cols.div_ceil(tile_cols);
+        let together = match &self.method {
+            Method::Strips(_) | Method::Pixels(_) => 1,
+            Method::Winograd(winograd) => winograd.together,
+        };
+        let across = planes / together * cols.div_ceil(tile_cols);
         // Divide the filters too if strips alone would leave some workers without work.
         let down = if across >= 8 * workers || across.is_multiple_of(workers) { 1 } else { workers };
         let tile_rows = rows.div_ceil(block_rows).div_ceil(down) * block_rows;
-        Grid { planes, rows, cols, tile_rows, tile_cols }
+        Grid { together, planes, rows, cols, tile_rows, tile_cols }
     }
 
     fn multiplications(&self) -> usize {

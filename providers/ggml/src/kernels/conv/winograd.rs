@@ -15,7 +15,9 @@ use std::{cell::RefCell, ops::Range};
 /// A convolution by Winograd's algorithm (see [`simd::winograd`](crate::simd::winograd)): a quarter of the multiplications, but linear
 /// transforms of input, filters and output. It computes in f32, whatever the type of the filters.
 pub(super) struct Winograd {
-    /// Rows and columns of tiles.
+    /// Images whose tiles are multiplied together. Small ones share the transformed filters.
+    pub(super) together: usize,
+    /// Rows and columns of tiles of an image.
     tiles: [usize; 2],
     /// Rows of tiles in a unit of work.
     rows: usize,
@@ -78,7 +80,7 @@ thread_local! {
 
 impl Winograd {
     /// Returns `None` if the algorithm does not apply.
-    pub(super) fn new(level: Level, panels: &Panels, window: &Window) -> Option<Self> {
+    pub(super) fn new(level: Level, batch: usize, panels: &Panels, window: &Window) -> Option<Self> {
         let fits = (window.kernel, window.stride, window.dilation) == ([3, 3], [1, 1], [1, 1]);
         if !fits || panels.order != Order::Columns {
             return None;
@@ -87,7 +89,11 @@ impl Winograd {
         assert_eq!(panels.block, height, "panels of another level");
         let tiles = window.output.map(|n| n.div_ceil(OUTPUTS));
         let rows = (PART / tiles[1]).clamp(1, tiles[0]);
-        let blocks = PART.min(rows * tiles[1]).div_ceil(width);
+        let fits = |images: &usize| {
+            batch.is_multiple_of(*images) && images * tiles[0] * tiles[1] <= PART && panels.groups == 1
+        };
+        let together = (2..=batch).rev().find(fits).unwrap_or(1);
+        let blocks = PART.min(together * rows * tiles[1]).div_ceil(width);
         let channels = CHANNELS.min((panels.depth / panels.taps).next_multiple_of(2));
         let steps = Steps {
             tiles: blocks * width + APART,
@@ -95,13 +101,13 @@ impl Winograd {
             filters: channels * column(height) + APART,
             sums: blocks * height * width + APART,
         };
-        Some(Winograd { tiles, rows, channels, block, taps: Taps::dense(channels, width), steps })
+        Some(Winograd { together, tiles, rows, channels, block, taps: Taps::dense(channels, width), steps })
     }
 
     /// Whether it is faster than strips.
     pub(super) fn is_faster(&self, panels: &Panels, window: &Window) -> bool {
-        let outputs: usize = window.output.iter().product();
-        let tiles = self.tiles[0] * self.tiles[1];
+        let outputs = self.together * window.output.iter().product::<usize>();
+        let tiles = self.together * self.tiles[0] * self.tiles[1];
         let least = panels.rows.min(panels.depth / panels.taps);
         match panels.words {
             // A tile takes as long as 7 outputs of a strip, and transforming the filters as long as 40.
@@ -124,14 +130,15 @@ impl Winograd {
     /// strip.
     #[cfg(test)]
     pub(super) fn repeated(&self, conv: &Conv, [filters, outputs]: [usize; 2]) -> usize {
-        let tiles = outputs.div_ceil(OUTPUTS * OUTPUTS);
+        let tiles = self.together * outputs.div_ceil(OUTPUTS * OUTPUTS);
         let filters = filters * tiles.div_ceil(PART) * 40 * conv.panels.taps;
         conv.channels() * (filters + tiles * PRODUCTS * 8)
     }
 
     pub(super) fn tile(&self, conv: &Conv, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
         let row = OUTPUTS * conv.window.output[1];
-        let tiles = tile.cols.start / row * self.tiles[1]..tile.cols.end.div_ceil(row) * self.tiles[1];
+        let rows = tile.cols.start / row..tile.cols.end.div_ceil(row) + (self.together - 1) * self.tiles[0];
+        let tiles = rows.start * self.tiles[1]..rows.end * self.tiles[1];
         SCRATCH.with_borrow_mut(|scratch| {
             for first in tiles.clone().step_by(PART) {
                 self.part(conv, inputs, tile, first..tiles.end.min(first + PART), scratch);
@@ -139,7 +146,7 @@ impl Winograd {
         });
     }
 
-    /// Computes some tiles of the image for the filters of `tile`.
+    /// Computes some tiles of the images, which are numbered consecutively, for the filters of `tile`.
     fn part(
         &self,
         conv: &Conv,
@@ -301,17 +308,25 @@ impl Winograd {
         );
         let joined = &mut scratch.joined;
         vectorize(Join { planes: &scratch.tiles, step, len: blocks * width, rows: joined });
-        let added = conv.added(inputs, tile.plane, filter);
         let [image_height, image_width] = conv.window.output;
         for run in self.runs(tiles.clone()) {
-            let (row, from) = (run.start / self.tiles[1] * OUTPUTS, run.start % self.tiles[1] * OUTPUTS);
+            let [image, row, col] = self.place(run.start);
+            let plane = tile.plane + image;
+            let added = conv.added(inputs, plane, filter);
+            let (row, from) = (row * OUTPUTS, col * OUTPUTS);
             let count = (run.len() * OUTPUTS).min(image_width - from);
             for y in 0..OUTPUTS.min(image_height - row) {
                 let start = (row + y) * image_width + from;
                 let found = &joined[(y * step + run.start - tiles.start) * OUTPUTS..][..count];
-                conv.finish(&added, tile, filter, start..start + count, Some(found));
+                conv.finish(&added, &mut tile.of_plane(plane), filter, start..start + count, Some(found));
             }
         }
+    }
+
+    /// The image, row and column of a tile.
+    fn place(&self, tile: usize) -> [usize; 3] {
+        let [height, width] = self.tiles;
+        [tile / width / height, tile / width % height, tile % width]
     }
 
     /// Divides tiles into parts. Each part is inside one row of tiles.
@@ -332,11 +347,11 @@ impl Winograd {
         elements: &mut [f32],
     ) {
         let step = self.steps.tiles;
-        let ([height, width], image) = conv.image(inputs, plane);
-        let image = &image[channel * height * width..][..height * width];
         let [pad, left] = conv.window.pad;
         for run in self.runs(tiles.clone()) {
-            let (row, col) = (run.start / self.tiles[1], run.start % self.tiles[1]);
+            let [image, row, col] = self.place(run.start);
+            let ([height, width], image) = conv.image(inputs, plane + image);
+            let image = &image[channel * height * width..][..height * width];
             let inside =
                 |y: usize| (row * OUTPUTS + y).checked_sub(pad).filter(|y| *y < conv.window.input[0]);
             // Write all rows before reading the first one, so that no load waits for a store.

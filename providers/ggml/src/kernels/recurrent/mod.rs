@@ -114,6 +114,7 @@ impl Kernel for Recurrent {
         let shared = (directions * self.batch).div_ceil(workers.max(1)).clamp(1, self.most());
         let tile_rows = if matches!(self.state, State::Quantized { .. }) { self.batch } else { shared };
         Grid {
+            together: 1,
             planes: directions,
             rows: self.batch,
             cols: self.row_len(),
