@@ -282,6 +282,14 @@ impl Attention {
         if let Some(mask) = &self.mask {
             let layout = mask.layout_of(batch, head);
             let of_row = |query: usize| layout.start + query * layout.row_step;
+            let whole = match inputs.type_of(3) {
+                Type::F32 if layout.depth_step == 1 && queries.len() >= width => {
+                    let mask = &inputs.f32(3)[of_row(queries.start) + keys.start..];
+                    add_squares(mask, layout.row_step, width, scores)
+                }
+                _ => 0,
+            };
+            let (keys, scores) = (keys.start + whole..keys.end, &mut scores[whole * width..]);
             for (lane, query) in queries.clone().take(width).enumerate() {
                 let lane = scores.iter_mut().skip(lane).step_by(width).zip(keys.clone());
                 if inputs.type_of(3) == Type::F32 {
@@ -311,6 +319,30 @@ impl Heads {
         let offset = batch as isize * self.strides[0] + head as isize * self.strides[1];
         Layout { start: self.layout.start.wrapping_add_signed(offset), ..self.layout }
     }
+}
+
+/// Adds a mask with a row for each lane to scores with a row of lanes for each key, as many whole squares as there are. Returns how many
+/// keys that are.
+fn add_squares(mask: &[f32], row_step: usize, width: usize, scores: &mut [f32]) -> usize {
+    if !width.is_multiple_of(SQUARE) {
+        return 0;
+    }
+    let [of_mask, of_scores] =
+        [(SQUARE * row_step, row_step), (SQUARE, width)].map(|(step, row)| Squares { step, row });
+    let mut turned = vec![0u32; SQUARE * width];
+    let (squares, _) = scores.as_chunks_mut::<SQUARE>();
+    let mut whole = 0;
+    for scores in squares.chunks_exact_mut(width) {
+        // The last rows of the mask may end before a square does.
+        if (width - 1) * row_step + whole + SQUARE > mask.len() {
+            break;
+        }
+        transpose(width / SQUARE, (as_words(&mask[whole..]), of_mask), (&mut turned, of_scores));
+        let sums = scores.as_flattened_mut().iter_mut().zip(as_floats(&turned));
+        sums.for_each(|(score, mask)| *score += mask);
+        whole += SQUARE;
+    }
+    whole
 }
 
 /// Multiplies panels of f32 by a factor and converts them to words.
