@@ -92,7 +92,7 @@ impl Step<'_> {
                 let mut sums = [_mm512_setzero_ps(); 2];
                 for (pair, rows) in self.pairs.iter_mut().zip(self.scores.chunks(2)) {
                     let low = weight(&rows[0]);
-                    let high = rows.get(1).map_or(_mm512_setzero_ps(), |row| weight(row));
+                    let high = rows.get(1).map_or(_mm512_setzero_ps(), weight);
                     sums = [_mm512_add_ps(sums[0], low), _mm512_add_ps(sums[1], high)];
                     _mm512_storeu_si512(pair.as_mut_ptr().add(half).cast(), interleaved(low, high));
                 }
