@@ -19,8 +19,9 @@ pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
     plan.check_room()?;
     staged(plan, |stage, target| {
         let requirements = stage.join("requirements.txt");
-        let pinned = |Package { requirement, wheel, .. }: &Package| {
-            format!("{requirement} --hash=sha256:{}\n", wheel.sha256)
+        let pinned = |package: &Package| {
+            let pin = format!("--hash=sha256:{}", package.wheel.sha256);
+            format!("{} {pin}\n", package.requirement)
         };
         std::fs::write(&requirements, plan.packages.iter().map(pinned).collect::<String>())
             .map_err(|e| Error::io("write", &requirements, &e))?;

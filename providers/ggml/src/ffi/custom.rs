@@ -5,6 +5,8 @@ use super::{
     kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile},
     tensor::Type,
 };
+use crate::simd::lines::NoMemory;
+use sdrun_abi::{Error, ErrorCode};
 use std::{
     any::Any,
     ffi::{c_int, c_void},
@@ -19,21 +21,21 @@ use std::{
 #[derive(Default)]
 pub(super) struct Failure {
     set: AtomicBool,
-    message: Mutex<Option<String>>,
+    error: Mutex<Option<Error>>,
 }
 
 impl Failure {
     pub(super) fn is_set(&self) -> bool {
         self.set.load(Ordering::Relaxed)
     }
-    fn record(&self, text: String) {
-        self.message.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(text);
+    fn record(&self, error: Error) {
+        self.error.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(error);
         self.set.store(true, Ordering::Relaxed);
     }
-    /// Returns the first message since the last call.
-    pub(super) fn take(&self) -> Option<String> {
+    /// Returns the first error since the last call.
+    pub(super) fn take(&self) -> Option<Error> {
         self.set.store(false, Ordering::Relaxed);
-        self.message.lock().unwrap_or_else(|p| p.into_inner()).take()
+        self.error.lock().unwrap_or_else(|p| p.into_inner()).take()
     }
 }
 
@@ -109,8 +111,15 @@ pub(super) unsafe extern "C" fn trampoline(dst: TensorPtr, ith: c_int, nth: c_in
     });
     match catch_unwind(share) {
         Ok(Ok(())) => {}
-        Ok(Err(why)) => cell.failure.record(format!("{}: {why}", cell.name)),
-        Err(panic) => cell.failure.record(format!("{}: panic: {}", cell.name, panic_text(&*panic))),
+        Ok(Err(why)) => cell.failure.record(Error::invalid(format!("{}: {why}", cell.name))),
+        Err(panic) => cell.failure.record(match panic.downcast_ref::<NoMemory>() {
+            Some(NoMemory { bytes }) => {
+                let message = format!("{}: there is no memory for its {bytes} bytes of scratch", cell.name);
+                Error::new(ErrorCode::ResourceExhausted, message)
+                    .with_hint("close other programs, or use fewer threads")
+            }
+            None => Error::invalid(format!("{}: panic: {}", cell.name, panic_text(&*panic))),
+        }),
     }
 }
 

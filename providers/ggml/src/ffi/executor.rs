@@ -211,8 +211,8 @@ impl Executor {
             set(cpu, None, std::ptr::null_mut());
             status
         };
-        if let Some(message) = program.failure().take() {
-            return Err(Error::invalid(message));
+        if let Some(error) = program.failure().take() {
+            return Err(error);
         }
         match status {
             STATUS_SUCCESS => Ok(()),

@@ -1,6 +1,9 @@
 //! Memory aligned to cache lines.
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    ops::{Deref, DerefMut},
+    panic::resume_unwind,
+};
 
 /// 32-bit elements of a cache line.
 const LINE: usize = 16;
@@ -8,6 +11,11 @@ const LINE: usize = 16;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line<T>([T; LINE]);
+
+/// A kernel did not get its scratch memory.
+pub(crate) struct NoMemory {
+    pub(crate) bytes: usize,
+}
 
 /// A vector aligned to cache lines, so that a row of whole lines never straddles one more.
 #[derive(Default)]
@@ -23,12 +31,18 @@ impl Element for u32 {}
 
 impl<T: Element> Lines<T> {
     /// Sets the length. New elements are 0, or the old values if the vector was longer before.
+    ///
+    /// # Panics
+    /// With [`NoMemory`] and without a message if the memory cannot be had. It may be tens of megabytes.
     pub(crate) fn resize(&mut self, len: usize) {
-        self.len = len;
         let lines = len.div_ceil(LINE);
-        if lines > self.lines.len() {
+        if let Some(more) = lines.checked_sub(self.lines.len()) {
+            if self.lines.try_reserve_exact(more).is_err() {
+                resume_unwind(Box::new(NoMemory { bytes: lines * size_of::<Line<T>>() }));
+            }
             self.lines.resize(lines, Line([T::default(); LINE]));
         }
+        self.len = len;
     }
 }
 
