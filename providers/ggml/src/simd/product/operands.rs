@@ -17,8 +17,9 @@ pub(crate) enum Left {
     Taps,
 }
 
-/// Most words of depth of one call with [`Left::Rows`].
-pub(crate) const DEPTH: usize = 256;
+/// Most words of depth of one call with [`Left::Rows`]. Most widths of diffusion models are multiples of it, and each further call reads
+/// and writes the output again.
+pub(crate) const DEPTH: usize = 320;
 /// Words from row to row. A cache line more than the depth, so that rows do not share cache sets.
 pub(crate) const ROW_STRIDE: usize = DEPTH + 16;
 
