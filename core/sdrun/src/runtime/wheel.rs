@@ -26,18 +26,15 @@ pub(super) struct Wheel {
 
 /// Opens the pinned wheel of each package: `from` itself, or the files in it that have the pinned hashes.
 pub(super) fn open(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<Vec<Wheel>> {
-    let [package] = &plan.packages[..] else {
-        if !from.is_dir() {
-            let needed = plan.requirements();
-            let message = format!("{} is one wheel, and several are needed ({needed})", from.display());
-            let hint = "name the folder that holds them";
-            return Err(AbiError::invalid(message).with_file(from).with_hint(hint).into());
-        }
-        return plan.packages.iter().map(|package| in_folder(package, from, host)).collect();
-    };
     if from.is_dir() {
-        return Ok(vec![in_folder(package, from, host)?]);
+        return plan.packages.iter().map(|package| in_folder(package, from, host)).collect();
     }
+    let [package] = &plan.packages[..] else {
+        let needed = plan.requirements();
+        let message = format!("{} is one wheel, and several are needed ({needed})", from.display());
+        let hint = "name the folder that holds them";
+        return Err(AbiError::invalid(message).with_file(from).with_hint(hint).into());
+    };
     let wheel = Wheel::open(from)?;
     let (found, expected) = (wheel.hash(host)?, &package.wheel.sha256);
     if found == *expected {

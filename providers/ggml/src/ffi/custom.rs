@@ -114,7 +114,7 @@ pub(super) unsafe extern "C" fn trampoline(dst: TensorPtr, ith: c_int, nth: c_in
         Ok(Err(why)) => cell.failure.record(Error::invalid(format!("{}: {why}", cell.name))),
         Err(panic) => cell.failure.record(match panic.downcast_ref::<NoMemory>() {
             Some(NoMemory { bytes }) => {
-                let message = format!("{}: there is no memory for its {bytes} bytes of scratch", cell.name);
+                let message = format!("{}: cannot allocate {bytes} bytes of scratch memory", cell.name);
                 Error::new(ErrorCode::ResourceExhausted, message)
                     .with_hint("close other programs, or use fewer threads")
             }

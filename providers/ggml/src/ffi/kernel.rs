@@ -49,7 +49,7 @@ pub(crate) struct Grid {
     pub(crate) cols: usize,
     pub(crate) tile_rows: usize,
     pub(crate) tile_cols: usize,
-    /// How many planes in a row a tile covers. Divides their number.
+    /// How many consecutive planes a tile covers. The number of planes is a multiple of it.
     pub(crate) together: usize,
 }
 

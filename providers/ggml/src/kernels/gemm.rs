@@ -3,6 +3,7 @@ use super::{
     activation::{Activate, bounds},
     panel_bytes, panel_words,
     panels::{Layout, narrow, pair},
+    shares,
 };
 use crate::{
     ffi::{Grid, Inputs, Kernel, Tile},
@@ -164,7 +165,6 @@ impl Gemm {
                         panel_bytes(inputs, 1, kept, panel, first..steps.min(first + DEPTH))
                     }
                 };
-                let share = ahead.len().div_ceil(rows.len().div_ceil(height));
                 let wide = width.min(cols.end - col);
                 let start = match bias {
                     _ if self.addend || step > 0 => Start::Output,
@@ -183,11 +183,10 @@ impl Gemm {
                     ahead: &[],
                     clip: self.clip().filter(|_| last),
                 };
-                let mut ahead = ahead.chunks(share.max(1));
-                for row in rows.clone().step_by(height) {
+                let ahead = shares(ahead, rows.len().div_ceil(height));
+                for (row, ahead) in rows.clone().step_by(height).zip(ahead) {
                     let a = &scratch.rows[(row - rows.start) * ROW_STRIDE..];
                     let high = height.min(rows.end - row);
-                    let ahead = ahead.next().unwrap_or_default();
                     let below = rows.end.min(row + 2 * height).saturating_sub(row + height);
                     if large && below > 0 {
                         tile.block(row + height, col, below, wide).prefetch();

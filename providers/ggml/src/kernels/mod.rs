@@ -100,16 +100,14 @@ fn panel_words<'a>(
     steps: Range<usize>,
     buffer: &'a mut Vec<f32>,
 ) -> &'a [u32] {
-    let block = panels.block;
     if let Some(blocks) = blocks {
         let len = blocks.panel_bytes(panels);
-        buffer.resize(steps.len() * block, 0.0);
+        buffer.resize(steps.len() * panels.block, 0.0);
         let words = as_words_mut(buffer);
         blocks.expand(panels, &inputs.bytes(input)[panel * len..][..len], steps, words);
         return words;
     }
-    let start = panel * panels.panel_len();
-    let range = start + steps.start * block..start + steps.end * block;
+    let range = panels.words_of(panel, steps);
     match panels.words {
         Words::F32 => as_words(widen(inputs, input, range, buffer)),
         Words::Bf16 => &inputs.words(input)[range],
@@ -125,17 +123,19 @@ fn panel_bytes<'a>(
     steps: Range<usize>,
 ) -> &'a [u8] {
     let range = match blocks {
-        Some(blocks) => {
-            let (start, range) = (panel * blocks.panel_bytes(panels), blocks.integers(panels, steps));
-            start + range.start..start + range.end
-        }
+        Some(blocks) => blocks.integers(panels, panel, steps),
         None => {
+            let Range { start, end } = panels.words_of(panel, steps);
             let size = if panels.words == Words::Bf16 { 4 } else { inputs.type_of(input).size() };
-            let at = |step: usize| (panel * panels.panel_len() + step * panels.block) * size;
-            at(steps.start)..at(steps.end)
+            start * size..end * size
         }
     };
     &inputs.bytes(input)[range]
+}
+
+/// Divides what is prefetched among some products, then yields nothing more.
+fn shares(ahead: &[u8], products: usize) -> impl Iterator<Item = &[u8]> {
+    ahead.chunks(ahead.len().div_ceil(products).max(1)).chain(std::iter::repeat(&[][..]))
 }
 
 struct Widen<'a> {

@@ -96,6 +96,11 @@ impl Panels {
     pub(crate) fn panel_len(&self) -> usize {
         self.steps() * self.block
     }
+    /// Where some steps of a panel are among the words of all panels.
+    pub(super) fn words_of(&self, panel: usize, steps: Range<usize>) -> Range<usize> {
+        let at = |step: usize| panel * self.panel_len() + step * self.block;
+        at(steps.start)..at(steps.end)
+    }
     /// Panels of one matrix.
     pub(crate) fn per_group(&self) -> usize {
         self.rows.div_ceil(self.block)

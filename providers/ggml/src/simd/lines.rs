@@ -12,7 +12,7 @@ const LINE: usize = 16;
 #[repr(C, align(64))]
 struct Line<T>([T; LINE]);
 
-/// A kernel did not get its scratch memory.
+/// A kernel could not allocate its scratch memory.
 pub(crate) struct NoMemory {
     pub(crate) bytes: usize,
 }
@@ -33,7 +33,7 @@ impl<T: Element> Lines<T> {
     /// Sets the length. New elements are 0, or the old values if the vector was longer before.
     ///
     /// # Panics
-    /// With [`NoMemory`] and without a message if the memory cannot be had. It may be tens of megabytes.
+    /// With [`NoMemory`], and without printing a message, if it cannot allocate the memory, which can be tens of megabytes.
     pub(crate) fn resize(&mut self, len: usize) {
         let lines = len.div_ceil(LINE);
         if let Some(more) = lines.checked_sub(self.lines.len()) {

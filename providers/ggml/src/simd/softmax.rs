@@ -59,7 +59,7 @@ impl Step<'_> {
     unsafe fn weigh(&mut self) -> Row {
         let mut factors = [0f32; LANES];
         for half in [0, 16] {
-            // SAFETY: the processor has the features, and rows have 32 elements, of which 16 from `half` on are read and written.
+            // SAFETY: the processor has the features. A row has 32 elements; this touches the 16 that start at `half`.
             unsafe {
                 let maxima = self.raise(half);
                 let mut sums = [_mm512_setzero_ps(); 2];
@@ -84,7 +84,7 @@ impl Step<'_> {
     unsafe fn weigh_pairs(&mut self) -> Row {
         let mut factors = [0f32; LANES];
         for half in [0, 16] {
-            // SAFETY: the processor has the features, and rows have 32 elements, of which 16 from `half` on are read and written.
+            // SAFETY: the processor has the features. A row has 32 elements; this touches the 16 that start at `half`.
             unsafe {
                 let maxima = self.raise(half);
                 // bf16 has 8 bits, so a shorter polynomial serves.
@@ -109,7 +109,7 @@ impl Step<'_> {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     unsafe fn raise(&mut self, half: usize) -> [__m512; 2] {
-        // SAFETY: rows have 32 elements, of which 16 from `half` on are read and written.
+        // SAFETY: a row has 32 elements; this touches the 16 that start at `half`.
         unsafe {
             let old = _mm512_loadu_ps(self.maxima.as_ptr().add(half));
             let mut largest = [old; 4];
@@ -144,7 +144,7 @@ impl Step<'_> {
         factors: &mut Row,
     ) {
         let factor = exp2::<6>(power(old, maximum));
-        // SAFETY: rows have 32 elements, of which 16 from `half` on are read and written.
+        // SAFETY: a row has 32 elements; this touches the 16 that start at `half`.
         unsafe {
             _mm512_storeu_ps(factors.as_mut_ptr().add(half), factor);
             let total = self.totals.as_mut_ptr().add(half);

@@ -129,10 +129,11 @@ impl Blocks {
         Plan::new(self, panels).bytes()
     }
 
-    /// Where the integers of some steps are in a panel's bytes.
-    pub(crate) fn integers(self, panels: &Panels, steps: Range<usize>) -> Range<usize> {
-        let bytes = Plan::new(self, panels).run_bytes();
-        steps.start / STEPS * bytes..steps.end.div_ceil(STEPS) * bytes
+    /// Where the integers of some steps of a panel are among the bytes of all panels.
+    pub(crate) fn integers(self, panels: &Panels, panel: usize, steps: Range<usize>) -> Range<usize> {
+        let plan = Plan::new(self, panels);
+        let at = |run: usize| panel * plan.bytes() + run * plan.run_bytes();
+        at(steps.start / STEPS)..at(steps.end.div_ceil(STEPS))
     }
 
     /// Bytes of a stack of matrices.

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     ffi::{Inputs, Tile},
-    kernels::{Panels, Window, panel_bytes, panel_words},
+    kernels::{Panels, Window, panel_bytes, panel_words, shares},
     simd::{
         Level,
         lines::Lines,
@@ -97,7 +97,7 @@ impl Strips {
                 } else {
                     &[]
                 };
-                let mut ahead = ahead.chunks(ahead.len().div_ceil(lines * len.div_ceil(width)).max(1));
+                let mut ahead = shares(ahead, lines * len.div_ceil(width));
                 let product = |at: usize| Product {
                     level: conv.level,
                     words,

@@ -1,7 +1,7 @@
 use super::{Conv, line::Line};
 use crate::{
     ffi::{Inputs, Tile},
-    kernels::{Panels, Window, panel_bytes, panel_words, panels::Order},
+    kernels::{Panels, Window, panel_bytes, panel_words, panels::Order, shares},
     simd::{
         Level, Vectorized, Words, as_floats, as_words, as_words_mut,
         lines::Lines,
@@ -260,7 +260,7 @@ impl Winograd {
     ) {
         let Steps { input: input_step, filters, sums, .. } = self.steps;
         let (height, width) = self.block;
-        let mut ahead = ahead.chunks(ahead.len().div_ceil(PRODUCTS * cols.div_ceil(width)).max(1));
+        let mut ahead = shares(ahead, PRODUCTS * cols.div_ceil(width));
         for product in 0..PRODUCTS {
             let a = as_words(&scratch.transformed[product * filters..]);
             for (block, col) in (0..cols).step_by(width).enumerate() {
