@@ -33,7 +33,7 @@ pub(crate) enum Extent {
 
 /// What only [`Extent::All`] runs.
 const SLOW: &str = "MIGraphX (with its libraries from Debian), the C library under valgrind, the Ray cluster, full-size models, models \
-     of others, a kit in a bare folder, Windows in Wine, ARM in QEMU, compiling the packages for crates.io";
+     of others, a kit in a bare folder, all tests for Windows in Wine and ARM in QEMU, compiling the packages for crates.io";
 
 /// A small pipeline against PyTorch.
 const PIPELINE: [&str; 5] = ["test", "--workspace", "--test=golden", "--", "tiny_sd_agrees"];
@@ -216,6 +216,11 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         }
         Err(error) => tally.fail("Clients of the server, and pages in a browser", &error),
     }
+    for triple in [cross::WINDOWS, cross::ARM] {
+        if let Err(error) = elsewhere(workspace, triple, extent, tally) {
+            tally.fail(&format!("Tests on {triple}"), &error);
+        }
+    }
     if extent == Extent::Usual {
         tally.not_run.insert(format!("{SLOW}: slow, run by `cargo xtask test --all`"));
         return Ok(());
@@ -246,11 +251,6 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         }
         Err(error) => tally.fail("Models of others", &error),
     }
-    for triple in [cross::WINDOWS, cross::ARM] {
-        if let Err(error) = elsewhere(workspace, triple, tally) {
-            tally.fail(&format!("Tests on {triple}"), &error);
-        }
-    }
     tally.stage("Full-size models");
     let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "full_size"];
     tally.count(&mut tests(&only))?;
@@ -260,38 +260,42 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
 /// Runs the tests that need no vendor's runtime for another target, in Wine or QEMU where this machine cannot.
 pub(crate) fn run_elsewhere(workspace: &Workspace, triple: &str) -> Result<()> {
     let mut tally = Tally::default();
-    if let Err(error) = elsewhere(workspace, triple, &mut tally) {
+    if let Err(error) = elsewhere(workspace, triple, Extent::All, &mut tally) {
         tally.fail("setup", &error);
     }
     tally.report()
 }
 
-fn elsewhere(workspace: &Workspace, triple: &str, tally: &mut Tally) -> Result<()> {
+/// Of the usual extent are what runs without ggml's C++, which takes minutes to compile, and on Windows what depends on the system: files,
+/// locks, shared memory, processes and the command line.
+fn elsewhere(workspace: &Workspace, triple: &str, extent: Extent, tally: &mut Tally) -> Result<()> {
     tally.begin(&format!("{triple}, set up"));
     let environment = cross::runner(workspace, triple)?;
-    let mut mock = cross::cargo(workspace, triple, "build")?;
-    run(mock.args(["--package=sdrun-mock-plugin", "--lib", "--examples"]))?;
+    // QEMU runs a program, not those that it starts.
+    let starts_programs = triple != cross::ARM || cfg!(target_arch = "aarch64");
+    if starts_programs {
+        let mut mock = cross::cargo(workspace, triple, "build")?;
+        run(mock.args(["--package=sdrun-mock-plugin", "--lib", "--examples"]))?;
+    }
     let mut tests = cross::cargo(workspace, triple, "test")?;
     tests.args(["--no-fail-fast", "--lib"]).envs(environment);
     tests.env("SDRUN_TEST_LIBRARIES", workspace.target.join(triple).join("debug"));
-    tests.args(
-        ["abi", "files", "graph", "weights", "provider-common", "provider-ggml"]
-            .map(|name| format!("--package=sdrun-{name}")),
-    );
-    // QEMU runs a program, not those that it starts.
-    if triple != cross::ARM || cfg!(target_arch = "aarch64") {
-        tests.args([
-            "--package=sdrun",
-            "--package=sdrun-diffusion",
-            "--package=sdrun-server",
-            "--package=sdrun-cli",
-            "--bins",
-        ]);
+    let mut packages = vec!["sdrun-abi", "sdrun-files", "sdrun-graph", "sdrun-weights"];
+    if extent == Extent::All {
+        packages.extend(["sdrun-provider-common", "sdrun-provider-ggml"]);
+    }
+    if starts_programs {
+        packages.extend(["sdrun", "sdrun-cli"]);
+        if extent == Extent::All {
+            packages.extend(["sdrun-diffusion", "sdrun-server"]);
+        }
+        tests.arg("--bins");
         tests.args(["worker", "worker_faults", "engines"].map(|name| format!("--test={name}")));
         tests.args(
             ["config", "exit", "help", "models", "output", "providers"].map(|name| format!("--test={name}")),
         );
     }
+    tests.args(packages.iter().map(|package| format!("--package={package}")));
     tally.stage(&format!("Tests on {triple}"));
     tally.count(&mut tests)
 }

@@ -37,22 +37,52 @@ pub(crate) fn place(device: &EpDevice, index: usize) -> String {
     }
 }
 
-/// Libraries in the folder of an execution provider that have to be loaded before it, because it does not say that they are there.
+/// Libraries in the folder of an execution provider that it or they look up by name alone, by the starts of their names. They have to be
+/// in the process before it; each one comes after those that it needs.
+const COMPANIONS: [(&str, &[&str]); 2] = [
+    (
+        "onnxruntime_providers_nv_tensorrt_rtx",
+        &["libcudart.so.", "libtensorrt_rtx.so.", "libtensorrt_onnxparser_rtx.so."],
+    ),
+    (
+        "onnxruntime_providers_cuda",
+        &[
+            "libcudart.so.",
+            "libcublasLt.so.",
+            "libcublas.so.",
+            "libcurand.so.",
+            "libnvrtc.so.",
+            // It finds its other parts beside it; on Windows it does not.
+            "libcudnn.so.",
+            "cudart64_",
+            "cublasLt64_",
+            "cublas64_",
+            "curand64_",
+            "nvrtc64_",
+            "cudnn_graph64_",
+            "cudnn_ops64_",
+            "cudnn_cnn64_",
+            "cudnn_adv64_",
+            "cudnn_ext64_",
+            "cudnn_heuristic64_",
+            "cudnn_engines_precompiled64_",
+            "cudnn_engines_runtime_compiled64_",
+            "cudnn_engines_tensor_ir64_",
+            "cudnn64_",
+        ],
+    ),
+];
+
+/// Libraries that have to be loaded before that of an execution provider.
 pub(crate) fn companions(file: &Path) -> Vec<PathBuf> {
-    const OF_TENSORRT_RTX: [&str; 3] =
-        ["libcudart.so.", "libtensorrt_rtx.so.", "libtensorrt_onnxparser_rtx.so."];
-    let is = |part: &str| file.file_name().is_some_and(|name| name.to_string_lossy().contains(part));
-    let Some(folder) = file.parent().filter(|_| is("libonnxruntime_providers_nv_tensorrt_rtx")) else {
-        return Vec::new();
-    };
-    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let names: Vec<PathBuf> = names.collect();
-    let named = |start: &&str| {
-        let starts =
-            |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
-        names.iter().find(starts).cloned()
-    };
-    OF_TENSORRT_RTX.iter().filter_map(named).collect()
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let own = name(file);
+    let of_it = COMPANIONS.iter().find(|(provider, _)| own.contains(provider));
+    let (Some((_, starts)), Some(folder)) = (of_it, file.parent()) else { return Vec::new() };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files: Vec<PathBuf> = entries.collect();
+    let named = |start: &&str| files.iter().find(|file| name(file).starts_with(start)).cloned();
+    starts.iter().filter_map(named).collect()
 }
 
 /// Whether OpenVINO computes for the device.

@@ -39,6 +39,10 @@ struct Accelerator {
 
 /// Extensions are called after the runtime.
 const EXTENSION: &str = "onnxruntime-";
+/// The extension with the execution provider for CUDA. Builds with CUDA have the same library beside their own.
+const WITH_CUDA: &str = "onnxruntime-cuda";
+/// DirectML's execution provider is part of a build of the runtime, which takes the place of the other one.
+const WITH_DIRECTML: &str = "onnxruntime-dml";
 /// Option of a build: whether the CPU may compute what a device cannot.
 const ALLOW_FALLBACK: &str = "allow_fallback";
 
@@ -53,7 +57,7 @@ impl Provider for OnnxRuntime {
     /// Loads the library from the folder that the host found.
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
         refuse_options("onnxruntime", &config.options)?;
-        let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
+        let library = library(config)?;
         let runtime = RUNTIME.load(&library, |library| {
             let (version, environment) = ffi::load(library)?;
             let (mut devices, mut unusable) = (ffi::built_in(&environment)?, Vec::new());
@@ -64,10 +68,10 @@ impl Provider for OnnxRuntime {
                 Ok(found) => devices.extend(found),
                 Err(why) => unusable.push(why.to_string()),
             };
-            if let Some(file) = cuda(library) {
+            if let Some(file) = cuda(library).filter(|_| !config.extensions.contains_key(WITH_CUDA)) {
                 add("cuda", Ok(file));
             }
-            for (name, folder) in &config.extensions {
+            for (name, folder) in config.extensions.iter().filter(|(name, _)| *name != WITH_DIRECTML) {
                 let spec = extension_spec(crate::MANIFEST, name);
                 add(name, spec.and_then(|spec| locate(&spec, Some(folder))));
             }
@@ -142,6 +146,14 @@ impl Provider for OnnxRuntime {
 /// The precisions of a device, or of the CPU, where ONNX Runtime computes in the element types of the graph.
 fn offered(device: Option<&EpDevice>) -> Vec<Precision> {
     device.map_or_else(|| vec![Precision::Fp32], ep::precisions)
+}
+
+/// The library of ONNX Runtime: of the build with DirectML, if there is one.
+fn library(config: &InitConfig) -> Result<PathBuf> {
+    match config.extensions.get(WITH_DIRECTML) {
+        Some(folder) => locate(&extension_spec(crate::MANIFEST, WITH_DIRECTML)?, Some(folder)),
+        None => locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref()),
+    }
 }
 
 /// The library of the CUDA execution provider, which lies beside that of ONNX Runtime if the user has a build with it.

@@ -88,8 +88,10 @@ fn gather(plan: &InstallPlan, target: &Path) -> Result<()> {
         std::fs::remove_dir(from)
     }
     let Some((first, others)) = plan.packages.split_first() else { return Ok(()) };
-    for package in others {
-        let from = target.join(&package.pip.library_dir);
+    // Packages of one vendor may share a folder.
+    let folders: BTreeSet<&String> = others.iter().map(|package| &package.pip.library_dir).collect();
+    for folder in folders {
+        let from = target.join(folder);
         take(&from, &target.join(&first.pip.library_dir))
             .map_err(|e| Error::io("move the libraries in", &from, &e))?;
     }

@@ -244,26 +244,30 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (paths, mut spec, _, file) = prepared(root.path(), &wheel(&FILES));
         let other = wheel(&[("vendor/sub/lib/libother.so.12", b"needed"), ("vendor/LICENSE", b"paid")]);
+        let third = wheel(&[("vendor/sub/lib/libthird.so.3", b"too")]);
         let first = spec.pip.as_mut().unwrap();
-        first.needs = vec![PipPackage {
-            package: "other".into(),
+        let further = |package: &str, bytes: &[u8], installed_bytes| PipPackage {
+            package: package.into(),
             version: Some("12.9".into()),
             keep: vec!["vendor/sub/lib/*".into(), "vendor/LICENSE".into()],
             library_dir: "vendor/sub".into(),
-            wheels: vec![pinned(&other, 10)],
+            wheels: vec![pinned(bytes, installed_bytes)],
             ..first.clone()
-        }];
+        };
+        first.needs = vec![further("other", &other, 10), further("third", &third, 3)];
         let plan = plan(&spec, &paths).unwrap();
-        assert_eq!(plan.requirements(), "thing==1.2, other==12.9");
-        assert_eq!(plan.installed_bytes(), 21);
+        assert_eq!(plan.requirements(), "thing==1.2, other==12.9, third==12.9");
+        assert_eq!(plan.installed_bytes(), 24);
         assert_eq!(install_from(&plan, &file, &NoHost).unwrap_err().code(), ErrorCode::InvalidArgument);
         let error = install_from(&plan, root.path(), &NoHost).unwrap_err();
         assert!(error.to_string().contains("holds no wheel of other==12.9"), "{error}");
         assert!(find(&spec, &paths).is_none());
         std::fs::write(root.path().join("other-12.9-py3.whl"), &other).unwrap();
+        std::fs::write(root.path().join("third-12.9-py3.whl"), &third).unwrap();
         install_from(&plan, root.path(), &NoHost).unwrap();
         let dir = find(&spec, &paths).unwrap().dir;
         assert_eq!(std::fs::read(dir.join("libother.so.12")).unwrap(), b"needed");
+        assert_eq!(std::fs::read(dir.join("libthird.so.3")).unwrap(), b"too");
         assert!(plan.dir.join("vendor/LICENSE").exists() && plan.dir.join("thing/LICENSE").exists());
     }
 
