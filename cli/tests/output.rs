@@ -6,10 +6,7 @@ mod common;
 
 use common::{Sandbox, model};
 use serde_json::{Value, json};
-use std::{
-    io::Read,
-    process::{Command, Stdio},
-};
+use std::{io::Read, process::Stdio};
 
 #[test]
 fn an_empty_cache() {
@@ -124,7 +121,7 @@ fn a_full_disk_is_an_error() {
 fn closed_streams_do_not_panic() {
     let sandbox = Sandbox::new();
     let shell = format!("{} cache list >&- 2>&-", env!("CARGO_BIN_EXE_sdrun"));
-    let status = Command::new("sh")
+    let status = std::process::Command::new("sh")
         .args(["-c", &shell])
         .env("SDRUN_CACHE_DIR", sandbox.path("cache"))
         .env("SDRUN_DATA_DIR", sandbox.path("data"))

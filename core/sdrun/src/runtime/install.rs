@@ -6,7 +6,11 @@ use super::{
 };
 use crate::{Error, OwnedFolder, Result};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
-use std::{collections::BTreeSet, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files that the manifest
 /// names, and moves them into place at the end. An interrupted installation leaves nothing in [`InstallPlan::dir`].
@@ -89,7 +93,7 @@ fn gather(plan: &InstallPlan, target: &Path) -> Result<()> {
     }
     let Some((first, others)) = plan.packages.split_first() else { return Ok(()) };
     // Packages of one vendor may share a folder.
-    let folders: BTreeSet<&String> = others.iter().map(|package| &package.pip.library_dir).collect();
+    let folders: BTreeSet<&PathBuf> = others.iter().map(|package| &package.pip.library_dir).collect();
     for folder in folders {
         let from = target.join(folder);
         take(&from, &target.join(&first.pip.library_dir))
