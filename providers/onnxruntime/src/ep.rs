@@ -45,7 +45,7 @@ const COMPANIONS: [(&str, &[&str]); 2] = [
         &["libcudart.so.", "libtensorrt_rtx.so.", "libtensorrt_onnxparser_rtx.so."],
     ),
     (
-        "onnxruntime_providers_cuda",
+        BRIDGED,
         &[
             "libcudart.so.",
             "libcublasLt.so.",
@@ -72,6 +72,14 @@ const COMPANIONS: [(&str, &[&str]); 2] = [
         ],
     ),
 ];
+
+/// An execution provider whose library needs ONNX Runtime's functions as soon as it is loaded.
+const BRIDGED: &str = "onnxruntime_providers_cuda";
+
+/// Whether only ONNX Runtime itself can load the library of an execution provider.
+pub(crate) fn is_bridged(file: &Path) -> bool {
+    file.file_name().is_some_and(|name| name.to_string_lossy().contains(BRIDGED))
+}
 
 /// Libraries that have to be loaded before that of an execution provider.
 pub(crate) fn companions(file: &Path) -> Vec<PathBuf> {

@@ -61,8 +61,12 @@ pub(crate) fn register(environment: &Environment, name: &str, file: &Path) -> Re
     for companion in ep::companions(file) {
         std::mem::forget(sdrun_provider_common::open(&companion)?);
     }
-    // Tells what is wrong with the file, which ONNX Runtime does not.
-    std::mem::forget(sdrun_provider_common::open(file)?);
+    if ep::is_bridged(file) {
+        sdrun_provider_common::check_image(file)?;
+    } else {
+        // Tells what is wrong with the file, which ONNX Runtime does not.
+        std::mem::forget(sdrun_provider_common::open(file)?);
+    }
     let known: Vec<_> = environment.devices().map(|device| device.ptr()).collect();
     environment
         .register_ep_library(name, file)
