@@ -122,7 +122,8 @@ impl Engine for GgmlEngine {
     }
 }
 
-fn read(model: &[u8]) -> Result<Graph> {
+/// The graph of a build, with inferred shapes.
+pub(crate) fn read(model: &[u8]) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
     // Metadata of exporters, such as stack traces, would be copied for every shape.

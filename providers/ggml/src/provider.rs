@@ -1,10 +1,11 @@
 use crate::{
-    engine::{CompatibilityRecord, FORMAT, GgmlEngine},
+    engine::{self, CompatibilityRecord, FORMAT, GgmlEngine},
     ffi::{Ggml, Gpu, Target},
+    topology::Topology,
 };
 use sdrun_abi::{
-    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error,
-    ErrorCode, Flow, Hint, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo,
+    Assessment, BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine,
+    Error, ErrorCode, Flow, Hint, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo,
     WeightSource, WeightUpdate,
 };
 use std::{collections::BTreeSet, path::Path, sync::OnceLock};
@@ -188,5 +189,17 @@ impl Provider for GgmlProvider {
                 Compatibility::Unsupported(format!("built in format {other}, this plugin reads {FORMAT}"))
             }
         })
+    }
+
+    fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
+        let mut assessment = Assessment::default();
+        // What is wrong with a graph is an error of the build, which has more to say.
+        if let Ok(Some([weights, activations])) =
+            self.check_spec(spec).and_then(|target| Topology::memory(target, engine::read(model)?, spec))
+        {
+            assessment.memory.host_weights = Some(weights);
+            assessment.memory.host_activations = Some(activations);
+        }
+        Ok(assessment)
     }
 }

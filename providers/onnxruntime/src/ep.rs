@@ -224,3 +224,25 @@ fn has_channels_by_threes(graph: &Graph, node: &Node) -> bool {
     };
     node.op_type == "Conv" && node.input(0).is_some_and(|id| by_threes(graph.value(id)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_that_cuda_needs_come_first_and_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("libonnxruntime_providers_cuda.so");
+        let names =
+            ["libcudnn_ops.so.9", "libcudnn.so.9", "libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13"];
+        for file in names.map(|name| folder.path().join(name)).iter().chain([&own]) {
+            std::fs::write(file, "").unwrap();
+        }
+        let found = companions(&own);
+        let found: Vec<_> = found.iter().filter_map(|file| file.file_name()?.to_str()).collect();
+        assert_eq!(found, ["libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcudnn.so.9"]);
+        assert!(is_bridged(&own));
+        let other = folder.path().join("libonnxruntime_providers_webgpu.so");
+        assert!(companions(&other).is_empty() && !is_bridged(&other));
+    }
+}

@@ -5,8 +5,10 @@ use super::{
     check::{check_info, check_options, fingerprint, weight_specs},
     key::Key,
 };
-use crate::{Cache, EngineManifest, Error, Model, Provider, Result};
-use sdrun_abi::{Assessment, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, WeightSource};
+use crate::{Cache, EngineManifest, Error, Model, Provider, Result, memory};
+use sdrun_abi::{
+    Assessment, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, MemoryEstimate, WeightSource,
+};
 use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
 use std::time::Instant;
@@ -23,6 +25,16 @@ impl Provider {
     pub fn assess(&self, model: &Model, options: &BuildOptions) -> Result<Assessment> {
         let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
         self.assess_bound(&graph.to_onnx_stripped()?, model, options)
+    }
+
+    /// The memory that a session of `model` needs at least: the provider's own figures, and an [estimate](memory::estimate) where it has
+    /// none.
+    ///
+    /// # Errors
+    /// As [`assess`](Provider::assess).
+    pub fn memory(&self, model: &Model, options: &BuildOptions) -> Result<MemoryEstimate> {
+        let estimate = memory::estimate(model, options, &self.capabilities(&options.device)?)?;
+        Ok(memory::refined(estimate, &self.assess(model, options)?))
     }
 
     /// As [`assess`](Provider::assess), for a model that is already bound and serialized without weights.

@@ -216,6 +216,7 @@ api! {
     ggml_backend_graph_compute: fn(Ptr, Ptr) -> c_int;
     ggml_gallocr_new: fn(Ptr) -> Ptr;
     ggml_gallocr_alloc_graph: fn(Ptr, Ptr) -> bool;
+    ggml_gallocr_reserve_n_size: fn(Ptr, Ptr, *const c_int, *const c_int, *mut usize);
     ggml_gallocr_get_buffer_size: fn(Ptr, c_int) -> usize;
     ggml_gallocr_free: fn(Ptr);
 }

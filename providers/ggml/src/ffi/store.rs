@@ -4,6 +4,7 @@ use super::{
     api::*,
     library::{Ggml, Target, status_error},
     pages,
+    program::Program,
     room::{Home, Room},
     streams::{Share, Streams, Twins, share},
     tensor::{Context, Extent, Type, new_tensor, reserve},
@@ -26,6 +27,9 @@ impl Stored {
         self.0 as usize
     }
 }
+
+/// Where weights in main memory begin: at a cache line.
+const LINE: usize = 64;
 
 /// Bytes at both ends of a mapped weight that are compared with the expected ones. Comparing all would mean reading all.
 const EDGE: usize = 4096;
@@ -344,6 +348,33 @@ impl Store {
         self.device_bytes
     }
 
+    /// Bytes that the weights of a graph on the CPU and its activations will take. Consumes both, because the weights then look as if they
+    /// were in memory.
+    pub(crate) fn measure(self, program: Program) -> Result<[u64; 2]> {
+        let api = &self.target.ggml.api;
+        let mut weights = program.constant_bytes();
+        for item in &self.tensors {
+            // SAFETY: a tensor of this store. Nobody reads its elements: no program of this store is left to run.
+            unsafe {
+                weights += ((api.ggml_nbytes)(item.raw) as u64).next_multiple_of(LINE as u64);
+                (*item.raw).data = std::ptr::dangling_mut::<u64>().cast();
+            }
+        }
+        let mut activations = 0;
+        // SAFETY: a type of host memory. The allocator is freed once; it only looks at the graph, whose tensors exist.
+        unsafe {
+            let cpu = self.target.ggml.cpu.device;
+            let allocator = (api.ggml_gallocr_new)((api.ggml_backend_dev_buffer_type)(cpu));
+            if allocator.is_null() {
+                return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for ggml's allocator"));
+            }
+            let any = std::ptr::null();
+            (api.ggml_gallocr_reserve_n_size)(allocator, program.graph, any, any, &mut activations);
+            (api.ggml_gallocr_free)(allocator);
+        }
+        Ok([weights, activations as u64])
+    }
+
     /// Bytes of all weights, in memory and in files.
     pub(crate) fn bytes(&self) -> u64 {
         let api = &self.target.ggml.api;
@@ -385,7 +416,6 @@ fn enough(bytes: u64) -> Result<()> {
 /// # Safety
 /// The tensors belong to this ggml, and `type_` is a type of its host memory.
 unsafe fn place_at_lines(api: &Api, type_: Ptr, tensors: impl Iterator<Item = TensorPtr>) -> Result<Ptr> {
-    const LINE: usize = 64;
     let mut len = LINE;
     let mut places = Vec::new();
     // SAFETY: by this function's contract. Tensors lie one after the other inside the buffer.

@@ -1,8 +1,9 @@
 use super::{Model, build, compare, noise, provider, run, spec};
 use sdrun_abi::{
-    Error, Flow, Host, LogLevel, NoHost, Precision, Provider, Result, Weight, WeightSource, WeightUpdate,
+    BuildSpec, Error, Flow, Host, LogLevel, NoHost, Precision, Provider, Result, Weight, WeightSource,
+    WeightUpdate,
 };
-use sdrun_graph::{Attribute, Tensor};
+use sdrun_graph::{Attribute, Dim, Tensor};
 use std::{collections::BTreeSet, sync::Mutex};
 
 /// A graph that uses every form of weights, and one weight in two forms.
@@ -22,6 +23,33 @@ fn model(seed: u64) -> Model {
 
 fn names(model: &Model) -> Vec<&str> {
     model.weights.keys().map(String::as_str).collect()
+}
+
+/// What a session will take is known before there are weights.
+#[test]
+fn memory_is_known_in_advance() {
+    let mut wide = model(10);
+    let mut x = wide.input(noise(&[48, 320], 2));
+    for (seed, pair) in (20..).zip([320, 512, 256, 40].windows(2)) {
+        let matrix = wide.weight(noise(&[pair[0], pair[1]], seed));
+        x = wide.node("MatMul", &[], &[x, matrix]);
+    }
+    wide.output(x);
+    for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Q8_0, Precision::Q4K] {
+        let spec = BuildSpec { threads: Some(3), ..spec(precision) };
+        let told = provider().assess(&wide.onnx(), &spec).unwrap().memory;
+        let found = build(&wide, &spec).unwrap().session(&wide, &NoHost).unwrap().memory().unwrap();
+        let (told_weights, weights) = (told.host_weights.unwrap(), found.weights.unwrap());
+        // A cache line for each weight, and alignment.
+        assert!(told_weights.abs_diff(weights) < 1024, "{precision}: {told_weights}, not {weights}");
+        // With as much again for the scratch of each thread, because the network is so small.
+        assert_eq!(told.host_activations.unwrap(), 4 * found.activations.unwrap(), "{precision}");
+    }
+    let mut open = model(10);
+    let rows = open.graph.inputs[0];
+    open.graph.values[rows.0 as usize].shape.as_mut().unwrap()[0] = Dim::Symbol("rows".into());
+    let told = provider().assess(&open.onnx(), &spec(Precision::Fp32)).unwrap().memory;
+    assert_eq!((told.host_weights, told.host_activations), (None, None));
 }
 
 /// A source that fails at one weight.
