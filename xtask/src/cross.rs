@@ -100,6 +100,8 @@ fn wine(workspace: &Workspace) -> Result<Vec<(String, OsString)>> {
         // No messages, and no windows that ask to install more.
         ("WINEDEBUG".to_string(), "-all".into()),
         ("WINEDLLOVERRIDES".to_string(), "mscoree,mshtml=".into()),
+        // Wine 8 sometimes cannot start a program while it starts another ("Internal error", 1359).
+        ("RUST_TEST_THREADS".to_string(), "1".into()),
     ];
     let system = folder.join("drive_c/windows/system32");
     let random = system.join("bcryptprimitives.dll");

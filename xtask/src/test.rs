@@ -300,10 +300,13 @@ fn elsewhere(workspace: &Workspace, triple: &str, extent: Extent, tally: &mut Ta
             packages.extend(["sdrun-diffusion", "sdrun-server"]);
         }
         tests.arg("--bins");
-        tests.args(["worker", "worker_faults", "engines"].map(|name| format!("--test={name}")));
         tests.args(
-            ["config", "exit", "help", "models", "output", "providers"].map(|name| format!("--test={name}")),
+            ["worker", "engines", "config", "exit", "help", "models", "output", "providers"]
+                .map(|name| format!("--test={name}")),
         );
+        if extent == Extent::All {
+            tests.arg("--test=worker_faults");
+        }
     }
     tests.args(packages.iter().map(|package| format!("--package={package}")));
     tally.stage(&format!("Tests on {triple}"));

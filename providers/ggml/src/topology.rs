@@ -59,7 +59,7 @@ impl Topology {
         let Translation { builder, outputs, .. } = translation;
         let threads = topology.threads_for(&builder);
         let outputs: Vec<Tensor> = outputs.iter().map(|(tensor, _)| *tensor).collect();
-        let [weights, activations] = bank.measure(Program::new(builder, &outputs, threads)?)?;
+        let [weights, activations] = Program::new(builder, &outputs, threads)?.measure(bank.into_store())?;
         Ok(Some([weights, activations + threads as u64 * activations.min(SCRATCH)]))
     }
 }

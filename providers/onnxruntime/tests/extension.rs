@@ -25,10 +25,18 @@ fn what_is_no_extension_is_told_and_does_no_harm() {
     // An intact library that is no execution provider.
     let other = at("other");
     fs::copy(runtime.join("libonnxruntime_providers_shared.so"), other.join(LIBRARY)).unwrap();
-    let config = InitConfig {
-        extensions: [("onnxruntime-webgpu".into(), other), ("unheard-of".into(), at("empty"))].into(),
-        ..config(Some(&runtime), Path::new("/tmp"))
-    };
+    // The same, where only ONNX Runtime can load the right one; and half a library there.
+    let [cuda, half] = [at("cuda"), at("half")];
+    fs::copy(other.join(LIBRARY), cuda.join("libonnxruntime_providers_cuda.so")).unwrap();
+    let bytes = fs::read(other.join(LIBRARY)).unwrap();
+    fs::write(half.join("libonnxruntime_providers_openvino_plugin.so"), &bytes[..bytes.len() / 2]).unwrap();
+    let extensions = [
+        ("onnxruntime-webgpu".into(), other),
+        ("onnxruntime-cuda".into(), cuda),
+        ("onnxruntime-openvino".into(), half),
+        ("unheard-of".into(), at("empty")),
+    ];
+    let config = InitConfig { extensions: extensions.into(), ..config(Some(&runtime), Path::new("/tmp")) };
     let log = Log::default();
     OnnxRuntime.init(&config, &log).unwrap();
     let warnings = log.0.into_inner().unwrap();
@@ -39,6 +47,8 @@ fn what_is_no_extension_is_told_and_does_no_harm() {
         assert!(matching.next().is_some(), "no warning with {words:?} in {warnings:?}");
     };
     warned(&["cannot use the extension onnxruntime-webgpu"]);
+    warned(&["cannot use the extension onnxruntime-cuda"]);
+    warned(&["libonnxruntime_providers_openvino_plugin.so", "is truncated"]);
     warned(&["this plugin has no extension `unheard-of`"]);
     assert_eq!(OnnxRuntime.devices().unwrap().len(), 1);
 

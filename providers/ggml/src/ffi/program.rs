@@ -261,6 +261,24 @@ impl Program {
         Ok(())
     }
 
+    /// Bytes that weights and activations of a program on the CPU will take. Consumes both, because the weights have no memory.
+    pub(crate) fn measure(self, weights: Store) -> Result<[u64; 2]> {
+        let (ggml, mut activations) = (self.builder.target.ggml, 0);
+        let bytes = self.constant_bytes() + weights.pretend();
+        // SAFETY: a type of host memory. The allocator is freed once; it only looks at the graph, whose tensors exist.
+        unsafe {
+            let allocator =
+                (ggml.api.ggml_gallocr_new)((ggml.api.ggml_backend_dev_buffer_type)(ggml.cpu.device));
+            if allocator.is_null() {
+                return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for ggml's allocator"));
+            }
+            let any = std::ptr::null();
+            (ggml.api.ggml_gallocr_reserve_n_size)(allocator, self.graph, any, any, &mut activations);
+            (ggml.api.ggml_gallocr_free)(allocator);
+        }
+        Ok([bytes, activations as u64])
+    }
+
     /// The profile of the last run, if profiling is on.
     pub(crate) fn profile(&self) -> Option<String> {
         self.profile.as_ref().map(Profile::table)

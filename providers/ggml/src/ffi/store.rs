@@ -4,7 +4,6 @@ use super::{
     api::*,
     library::{Ggml, Target, status_error},
     pages,
-    program::Program,
     room::{Home, Room},
     streams::{Share, Streams, Twins, share},
     tensor::{Context, Extent, Type, new_tensor, reserve},
@@ -348,31 +347,17 @@ impl Store {
         self.device_bytes
     }
 
-    /// Bytes that the weights of a graph on the CPU and its activations will take. Consumes both, because the weights then look as if they
-    /// were in memory.
-    pub(crate) fn measure(self, program: Program) -> Result<[u64; 2]> {
-        let api = &self.target.ggml.api;
-        let mut weights = program.constant_bytes();
+    /// Bytes that weights in main memory will take. From now on they look as if they were there, so no program may run that reads them.
+    pub(super) fn pretend(&self) -> u64 {
+        let mut bytes = 0;
         for item in &self.tensors {
-            // SAFETY: a tensor of this store. Nobody reads its elements: no program of this store is left to run.
+            // SAFETY: a tensor of this store. By the contract, nobody reads its elements.
             unsafe {
-                weights += ((api.ggml_nbytes)(item.raw) as u64).next_multiple_of(LINE as u64);
+                bytes += ((self.target.ggml.api.ggml_nbytes)(item.raw) as u64).next_multiple_of(LINE as u64);
                 (*item.raw).data = std::ptr::dangling_mut::<u64>().cast();
             }
         }
-        let mut activations = 0;
-        // SAFETY: a type of host memory. The allocator is freed once; it only looks at the graph, whose tensors exist.
-        unsafe {
-            let cpu = self.target.ggml.cpu.device;
-            let allocator = (api.ggml_gallocr_new)((api.ggml_backend_dev_buffer_type)(cpu));
-            if allocator.is_null() {
-                return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for ggml's allocator"));
-            }
-            let any = std::ptr::null();
-            (api.ggml_gallocr_reserve_n_size)(allocator, program.graph, any, any, &mut activations);
-            (api.ggml_gallocr_free)(allocator);
-        }
-        Ok([weights, activations as u64])
+        bytes
     }
 
     /// Bytes of all weights, in memory and in files.

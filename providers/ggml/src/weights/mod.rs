@@ -6,7 +6,7 @@ mod source;
 mod tests;
 
 use crate::{
-    ffi::{Home, Program, Store, Stored, Target, Tensor, Type},
+    ffi::{Home, Store, Stored, Target, Tensor, Type},
     form::Form,
     shape,
     storage::{Floats, float_dtype, from_storage, is_f32, storage_type},
@@ -94,9 +94,9 @@ impl Bank {
         self.place(weight, Form::Plain, type_, Home::Host).map(drop)
     }
 
-    /// Bytes that the weights and the activations of a graph on the CPU will take.
-    pub(crate) fn measure(self, program: Program) -> Result<[u64; 2]> {
-        self.store.measure(program)
+    /// The memory for the weights, without the bank.
+    pub(crate) fn into_store(self) -> Store {
+        self.store
     }
 
     /// The memory that holds the weights.
