@@ -103,6 +103,12 @@ pub(crate) fn avx512_vnni() -> bool {
     avx512() && has!("avx512vnni")
 }
 
+/// AVX2 with products of bytes.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn avx_vnni() -> bool {
+    avx2() && has!("avxvnni")
+}
+
 /// Whether products of f32 are faster than products of bf16 pairs. That is so on Intel's cores since Sapphire Rapids, which are made
 /// to multiply bf16 in tiles; AVX-512 FP16 identifies them. An Emerald Rapids whose tiles are hidden does 175 GFLOP/s in pairs and
 /// 325 in f32. This is a fixed rule, because a measurement could choose differently in the next run and change the results.

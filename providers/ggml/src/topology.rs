@@ -49,11 +49,14 @@ impl Topology {
         Ok((topology, host_operators))
     }
 
-    /// Bytes of main memory that the weights of a graph take, and its activations with the scratch memory of kernels. `None` if some of it
-    /// is elsewhere, or depends on shapes or decisions that are not known.
+    /// Bytes of main memory that the weights of a graph take, and its activations with the scratch memory of kernels. `None` on a GPU, and
+    /// if shapes are open or the graph has control flow.
     pub(crate) fn memory(target: Target, graph: Graph, spec: &BuildSpec) -> Result<Option<[u64; 2]>> {
+        if target.gpu.is_some() {
+            return Ok(None);
+        }
         let Translated { topology, graph, .. } = Translated::new(target, graph, spec)?;
-        let (Some((bank, translation)), Some(_), None) = (graph, &topology.fixed, target.gpu) else {
+        let (Some((bank, translation)), Some(_)) = (graph, &topology.fixed) else {
             return Ok(None);
         };
         let Translation { builder, outputs, .. } = translation;

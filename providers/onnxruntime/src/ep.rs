@@ -45,7 +45,7 @@ const COMPANIONS: [(&str, &[&str]); 2] = [
         &["libcudart.so.", "libtensorrt_rtx.so.", "libtensorrt_onnxparser_rtx.so."],
     ),
     (
-        BRIDGED,
+        CUDA_LIBRARY,
         &[
             "libcudart.so.",
             "libcublasLt.so.",
@@ -73,12 +73,13 @@ const COMPANIONS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// An execution provider whose library needs ONNX Runtime's functions as soon as it is loaded.
-const BRIDGED: &str = "onnxruntime_providers_cuda";
+/// The library of the execution provider for CUDA, without what a system adds to names of libraries.
+pub(crate) const CUDA_LIBRARY: &str = "onnxruntime_providers_cuda";
 
-/// Whether only ONNX Runtime itself can load the library of an execution provider.
+/// Whether only ONNX Runtime itself can load the library of an execution provider: it needs ONNX Runtime's functions as soon as it is
+/// loaded.
 pub(crate) fn is_bridged(file: &Path) -> bool {
-    file.file_name().is_some_and(|name| name.to_string_lossy().contains(BRIDGED))
+    file.file_name().is_some_and(|name| name.to_string_lossy().contains(CUDA_LIBRARY))
 }
 
 /// Libraries that have to be loaded before that of an execution provider.

@@ -159,7 +159,7 @@ fn library(config: &InitConfig) -> Result<PathBuf> {
 /// The library of the CUDA execution provider, which lies beside that of ONNX Runtime if the user has a build with it.
 fn cuda(runtime: &Path) -> Option<PathBuf> {
     let (start, end) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    let file = runtime.parent()?.join(format!("{start}onnxruntime_providers_cuda{end}"));
+    let file = runtime.parent()?.join(format!("{start}{}{end}", ep::CUDA_LIBRARY));
     file.is_file().then_some(file)
 }
 

@@ -280,7 +280,7 @@ impl Planner<'_> {
             Some((provider, device)) => {
                 let options = options(device.clone());
                 provider.capabilities(device).and_then(|offered| {
-                    let memory = provider.memory(model, &options)?;
+                    let memory = provider.memory(model, &options, &offered)?;
                     planned(provider, &options, "as you asked".into(), offered.session_compiles, memory)
                 })
             }

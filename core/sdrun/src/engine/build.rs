@@ -7,9 +7,9 @@ use super::{
 };
 use crate::{Cache, EngineManifest, Error, Model, Provider, Result, memory};
 use sdrun_abi::{
-    Assessment, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, MemoryEstimate, WeightSource,
+    Assessment, Capabilities, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, MemoryEstimate, WeightSource,
 };
-use sdrun_graph::Graph;
+use sdrun_graph::{Graph, footprint};
 use sdrun_weights::{Cast, check_complete};
 use std::time::Instant;
 
@@ -28,13 +28,20 @@ impl Provider {
     }
 
     /// The memory that a session of `model` needs at least: the provider's own figures, and an [estimate](memory::estimate) where it has
-    /// none.
+    /// none. `offered` is what the provider can do on the device of `options`.
     ///
     /// # Errors
     /// As [`assess`](Provider::assess).
-    pub fn memory(&self, model: &Model, options: &BuildOptions) -> Result<MemoryEstimate> {
-        let estimate = memory::estimate(model, options, &self.capabilities(&options.device)?)?;
-        Ok(memory::refined(estimate, &self.assess(model, options)?))
+    pub fn memory(
+        &self,
+        model: &Model,
+        options: &BuildOptions,
+        offered: &Capabilities,
+    ) -> Result<MemoryEstimate> {
+        let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
+        let estimate = memory::of_footprint(footprint(&graph, options.precision)?, options, offered);
+        let told = self.assess_bound(&graph.to_onnx_stripped()?, model, options)?;
+        Ok(memory::refined(estimate, &told))
     }
 
     /// As [`assess`](Provider::assess), for a model that is already bound and serialized without weights.

@@ -264,8 +264,9 @@ impl Program {
     /// Bytes that weights and activations of a program on the CPU will take. Consumes both, because the weights have no memory.
     pub(crate) fn measure(self, weights: Store) -> Result<[u64; 2]> {
         let (ggml, mut activations) = (self.builder.target.ggml, 0);
-        let bytes = self.constant_bytes() + weights.pretend();
-        // SAFETY: a type of host memory. The allocator is freed once; it only looks at the graph, whose tensors exist.
+        // SAFETY: the store and the program end here, and the allocator below reads no elements.
+        let bytes = self.constant_bytes() + unsafe { weights.pretend() };
+        // SAFETY: the CPU's buffer type exists as long as the library. The graph and its tensors exist. The allocator is freed once.
         unsafe {
             let allocator =
                 (ggml.api.ggml_gallocr_new)((ggml.api.ggml_backend_dev_buffer_type)(ggml.cpu.device));

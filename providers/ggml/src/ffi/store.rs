@@ -347,11 +347,14 @@ impl Store {
         self.device_bytes
     }
 
-    /// Bytes that weights in main memory will take. From now on they look as if they were there, so no program may run that reads them.
-    pub(super) fn pretend(&self) -> u64 {
+    /// Makes the weights look as if they had memory, and returns the bytes that they will take in main memory.
+    ///
+    /// # Safety
+    /// Nobody may read or write their elements from now on: no room may be asked for, and no program may run on this store.
+    pub(super) unsafe fn pretend(&self) -> u64 {
         let mut bytes = 0;
         for item in &self.tensors {
-            // SAFETY: a tensor of this store. By the contract, nobody reads its elements.
+            // SAFETY: a tensor of this store. The caller sees to it that nobody follows the pointer.
             unsafe {
                 bytes += ((self.target.ggml.api.ggml_nbytes)(item.raw) as u64).next_multiple_of(LINE as u64);
                 (*item.raw).data = std::ptr::dangling_mut::<u64>().cast();

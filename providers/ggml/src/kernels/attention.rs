@@ -8,7 +8,7 @@ use crate::{
     simd::{
         Level, Vectorized, Words, as_bytes, as_floats, as_words,
         lines::Lines,
-        product::{Block, Product, Start, Taps},
+        product::{Block, Product, Scales, Start, Taps},
         softmax,
         transpose::{SQUARE, Squares, transpose},
         vectorize,
@@ -174,6 +174,7 @@ impl Attention {
                         a: &keys[a..a + self.keys.panel_len()],
                         b: &q[panel * steps * width..][..steps * width],
                         taps: &self.taps,
+                        scales: Scales::default(),
                         start: Start::Zero,
                         ahead: as_bytes(&keys[next..keys.len().min(next + self.keys.panel_len())]),
                         clip: None,
@@ -205,6 +206,7 @@ impl Attention {
                         a: &values[a + first..a + first + depth * height],
                         b: &b[..depth * width],
                         taps: &self.taps,
+                        scales: Scales::default(),
                         start: if start > 0 { Start::Output } else { Start::Zero },
                         ahead: as_bytes(&values[next..][..if next > 0 { depth * height } else { 0 }]),
                         clip: None,
@@ -362,7 +364,6 @@ impl Vectorized for Scale<'_> {
         let Scale { scale, width, words, from, out } = self;
         from.iter_mut().for_each(|word| *word = (f32::from_bits(*word) * scale).to_bits());
         match words {
-            Words::F32 => out.copy_from_slice(from),
             Words::Bf16 => {
                 let pairs = from.len().div_ceil(2 * width);
                 out[pairs * width..].fill(0);
@@ -374,6 +375,7 @@ impl Vectorized for Scale<'_> {
                     }
                 }
             }
+            _ => out.copy_from_slice(from),
         }
     }
 }

@@ -1,6 +1,7 @@
 use super::{
     Activation, Blocks, Panels, Window,
     activation::{Activate, bounds},
+    blocks::{BLOCK, eight},
     panel_bytes, panel_words,
     panels::{Layout, narrow, pair},
     shares,
@@ -11,7 +12,7 @@ use crate::{
     simd::{
         Level, Vectorized, Words, as_words,
         lines::Lines,
-        product::{DEPTH, Left, Product, ROW_STRIDE, Start, Taps},
+        product::{DEPTH, Left, Product, ROW_STRIDE, SCALES, STEPS, Scales, Start, Taps},
         vectorize,
     },
 };
@@ -51,6 +52,9 @@ const LARGE: usize = 1 << 17;
 struct Scratch {
     rows: Lines<u32>,
     panel: Vec<f32>,
+    /// The scales of rows and of columns, if words are bytes.
+    row_scales: Vec<[f32; 2]>,
+    col_scales: Vec<f32>,
 }
 
 thread_local! {
@@ -137,8 +141,11 @@ impl Gemm {
         }
         let bias = (self.bias && !self.addend).then(|| inputs.f32(2));
         let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
-        let per_word = if words == Words::Bf16 { 2 } else { 1 };
+        let per_word = words.elements();
         scratch.rows.resize(self.most_rows() * ROW_STRIDE);
+        if words == Words::Bytes {
+            scratch.row_scales.resize(self.most_rows() * SCALES, [0.0; 2]);
+        }
         // Each step reads such an output from the L3 cache.
         let large = rows.len() * cols.len() > LARGE;
         for step in (0..self.panels.steps()).step_by(DEPTH) {
@@ -151,11 +158,18 @@ impl Gemm {
                 elements,
                 run,
                 out: &mut scratch.rows,
+                scales: &mut scratch.row_scales,
             });
             let last = step + run == self.panels.steps();
             for col in cols.clone().step_by(width) {
                 let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
                 let b = panel_words(inputs, 1, kept, panel, step..step + run, &mut scratch.panel);
+                if let (Words::Bytes, Some(blocks)) = (words, self.blocks) {
+                    let len = blocks.panel_bytes(&self.panels);
+                    scratch.col_scales.resize(run / STEPS * 2 * width, 0.0);
+                    let bytes = &inputs.bytes(1)[panel * len..][..len];
+                    blocks.scales(&self.panels, bytes, step..step + run, &mut scratch.col_scales);
+                }
                 let ahead = match (col + width < cols.end, last) {
                     (true, _) => panel_bytes(inputs, 1, kept, panel + 1, step..step + run),
                     (false, true) => &[],
@@ -179,19 +193,23 @@ impl Gemm {
                     a: &[],
                     b,
                     taps: &self.taps,
+                    scales: Scales { rows: &[], cols: &scratch.col_scales },
                     start,
                     ahead: &[],
                     clip: self.clip().filter(|_| last),
                 };
                 let ahead = shares(ahead, rows.len().div_ceil(height));
                 for (row, ahead) in rows.clone().step_by(height).zip(ahead) {
-                    let a = &scratch.rows[(row - rows.start) * ROW_STRIDE..];
+                    let at = row - rows.start;
+                    let a = &scratch.rows[at * ROW_STRIDE..];
+                    let of_rows = scratch.row_scales.get(at * SCALES..).unwrap_or_default();
+                    let scales = Scales { rows: of_rows, ..product.scales };
                     let high = height.min(rows.end - row);
                     let below = rows.end.min(row + 2 * height).saturating_sub(row + height);
                     if large && below > 0 {
                         tile.block(row + height, col, below, wide).prefetch();
                     }
-                    Product { a, ahead, ..product }.into(tile.block(row, col, high, wide));
+                    Product { a, ahead, scales, ..product }.into(tile.block(row, col, high, wide));
                 }
             }
         }
@@ -318,6 +336,19 @@ fn write_pairs(from: &[f32], out: &mut [u32]) {
     }
 }
 
+/// Writes elements as bytes with scales.
+#[inline(always)]
+fn write_bytes(line: &[f32], out: &mut [u32], scales: &mut [[f32; 2]]) {
+    let blocks = line.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<STEPS>().0);
+    for ((values, words), scales) in blocks.zip(scales) {
+        let (scale, integers, sum) = eight(values);
+        *scales = [scale, scale * sum];
+        for (word, bytes) in words.iter_mut().zip(integers.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+    }
+}
+
 /// Packs runs of the rows of A into words, [`ROW_STRIDE`] apart.
 struct PackRows<'a> {
     gemm: &'a Gemm,
@@ -328,6 +359,8 @@ struct PackRows<'a> {
     /// Words in a run.
     run: usize,
     out: &'a mut [u32],
+    /// The scales of words that are bytes, [`SCALES`] apart.
+    scales: &'a mut [[f32; 2]],
 }
 
 impl Vectorized for PackRows<'_> {
@@ -335,9 +368,21 @@ impl Vectorized for PackRows<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let PackRows { gemm, left, rows, elements, run, out } = self;
+        let PackRows { gemm, left, rows, elements, run, out, scales } = self;
         let (words, len, Layout { row_step, depth_step, .. }) =
             (gemm.panels.words, elements.len(), gemm.layout);
+        if words == Words::Bytes {
+            let line = &mut [0.0; 4 * DEPTH];
+            let runs = out.chunks_mut(ROW_STRIDE).zip(scales.chunks_mut(SCALES));
+            for (row, (out, scales)) in rows.zip(runs) {
+                let from = &left[row * row_step + elements.start * depth_step..];
+                for i in 0..len {
+                    line[i] = from[i * depth_step];
+                }
+                write_bytes(&line[..4 * run], &mut out[..run], scales);
+            }
+            return;
+        }
         let line = &mut [0.0; 2 * DEPTH];
         let runs = rows.zip(out.chunks_mut(ROW_STRIDE).map(|row| &mut row[..run]));
         if let Some(patches) = &gemm.patches {

@@ -101,6 +101,10 @@ fn panel_words<'a>(
     buffer: &'a mut Vec<f32>,
 ) -> &'a [u32] {
     if let Some(blocks) = blocks {
+        if blocks.are_words(panels) {
+            let Range { start, end } = blocks.integers(panels, panel, steps);
+            return &inputs.words(input)[start / 4..end / 4];
+        }
         let len = blocks.panel_bytes(panels);
         buffer.resize(steps.len() * panels.block, 0.0);
         let words = as_words_mut(buffer);
@@ -110,7 +114,7 @@ fn panel_words<'a>(
     let range = panels.words_of(panel, steps);
     match panels.words {
         Words::F32 => as_words(widen(inputs, input, range, buffer)),
-        Words::Bf16 => &inputs.words(input)[range],
+        _ => &inputs.words(input)[range],
     }
 }
 

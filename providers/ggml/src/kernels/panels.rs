@@ -3,7 +3,7 @@ use crate::{
     shape,
     simd::{
         Level, Vectorized, Words, as_words, bf16,
-        product::{Left, TILE},
+        product::{Left, STEPS, TILE},
         transpose::{SQUARE, Squares, transpose},
         vectorize,
     },
@@ -79,6 +79,8 @@ impl Panels {
         match self.words {
             Words::F32 => self.depth,
             Words::Bf16 => (self.depth / self.taps).div_ceil(2).next_multiple_of(self.unit()) * self.taps,
+            // Whole blocks, which share a scale.
+            Words::Bytes => self.depth.div_ceil(4).next_multiple_of(STEPS),
         }
     }
     /// The pair of runs, and the tap, of a step.
@@ -250,6 +252,7 @@ impl Vectorized for Fill<'_> {
         let panel = std::mem::take(&mut self.panel);
         let Fill { panels, values, layout, first, .. } = self;
         let Panels { block, words, taps, .. } = *panels;
+        assert_ne!(words, Words::Bytes, "bytes are packed in blocks");
         let height = block.min(panels.rows - first);
         if height < block {
             panel.fill(0);
@@ -265,12 +268,12 @@ impl Vectorized for Fill<'_> {
             let runs = panels.depth / taps;
             // The one or two elements of a step.
             let elements = |step: usize| match words {
-                Words::F32 => (Some(step), None),
                 Words::Bf16 => {
                     let (pair, tap) = panels.pair_of(step);
                     let low = 2 * pair * taps + tap;
                     ((2 * pair < runs).then_some(low), (2 * pair + 1 < runs).then_some(low + taps))
                 }
+                _ => (Some(step), None),
             };
             for (step, column) in panel.chunks_exact_mut(block).enumerate() {
                 let (low, high) = elements(step);
@@ -278,12 +281,12 @@ impl Vectorized for Fill<'_> {
                 let column = &mut column[..height];
                 match (words, low, high) {
                     (_, None, _) => column.fill(0),
-                    (Words::F32, Some(low), _) => {
-                        column.iter_mut().zip(run(low)).for_each(|(w, x)| *w = x.to_bits());
-                    }
                     (Words::Bf16, Some(low), Some(high)) => interleave(run(low), run(high), column),
                     (Words::Bf16, Some(low), None) => {
                         column.iter_mut().zip(run(low)).for_each(|(word, x)| *word = pair(*x, 0.0));
+                    }
+                    (_, Some(low), _) => {
+                        column.iter_mut().zip(run(low)).for_each(|(w, x)| *w = x.to_bits());
                     }
                 }
             }
@@ -312,7 +315,8 @@ impl Vectorized for Fill<'_> {
                 let row = &values[start + i * layout.row_step..];
                 let words_of_row = &mut rows[i * of_rows.row..][..count];
                 match words {
-                    Words::F32 => {
+                    Words::Bf16 => self.pairs(row, index * run / taps, words_of_row),
+                    _ => {
                         let row = &row[index * run * layout.depth_step..];
                         if layout.depth_step == 1 {
                             words_of_row.copy_from_slice(as_words(&row[..count]));
@@ -321,7 +325,6 @@ impl Vectorized for Fill<'_> {
                             words.for_each(|(k, word)| *word = row[k * layout.depth_step].to_bits());
                         }
                     }
-                    Words::Bf16 => self.pairs(row, index * run / taps, words_of_row),
                 }
             }
             for first in (0..height).step_by(SQUARE) {
@@ -432,7 +435,7 @@ mod tests {
                         if row < rows && d < depth { value(panel / panels.per_group(), row, d) } else { 0.0 }
                     };
                     let expected = match words {
-                        Words::F32 => at(step).to_bits(),
+                        Words::F32 | Words::Bytes => at(step).to_bits(),
                         Words::Bf16 => {
                             let (pair, tap) = match order {
                                 Order::Columns => (step / taps, step % taps),

@@ -183,6 +183,19 @@ mod tests {
                     assert_eq!(found, expected, "{name} {panels:?} {index}");
                 }
             }
+            for block in [16, 32] {
+                let order = Order::Columns;
+                let panels = Panels { groups: 1, rows, depth, block, words: Words::Bytes, taps: 1, order };
+                let check = |start: usize, panel: &[u8]| {
+                    let first = start / panel.len() * block;
+                    for (i, numbers) in blocks.numbers(&panels, panel).iter().enumerate() {
+                        let (d, row) = (i / block * 4, first + i % block);
+                        let expected = if row < rows { &expected[row * depth + d..][..4] } else { &[0.0; 4] };
+                        assert_eq!(numbers, expected, "{name} {panels:?} {row} {d}");
+                    }
+                };
+                blocks.repack(&panels, encoding, &encoded, check);
+            }
             let own = if blocks == Blocks::Q8_0 { ("q8_0", 34, 32) } else { ("q4_K", 144, 256) };
             let mut reencoded = vec![0xff; rows * depth / own.2 * own.1];
             blocks.reencode(encoding, &encoded, &mut reencoded);

@@ -96,6 +96,80 @@ fn products() {
     }
 }
 
+/// Numbers as bytes with a scale for every 32, by the definition.
+fn in_bytes(values: &[f32]) -> Vec<f64> {
+    let block = |values: &[f32]| {
+        let largest = values.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let scale = largest / 127.0;
+        let number = |x: &f32| f64::from((x * (1.0 / scale)).round_ties_even()) * f64::from(scale);
+        values.iter().map(number).collect::<Vec<_>>()
+    };
+    values.chunks(32).flat_map(block).collect()
+}
+
+/// Products of weights in blocks with rows in bytes.
+#[test]
+fn products_of_bytes() {
+    let levels = || Level::usable().into_iter().filter(|level| level.multiplies_bytes());
+    for (level, blocks) in levels().flat_map(|level| [Blocks::Q8_0, Blocks::Q4K].map(|b| (level, b))) {
+        for (batch, rows, cols, depth) in
+            [(1, 1, 1, 1), (2, 77, 65, 40), (1, 15, 33, 2599), (1, 260, 31, 1312), (1, 8, 97, 32)]
+        {
+            let what = format!("{level:?} {blocks:?} {batch} x {rows} x {cols} x {depth}");
+            let (a, b) = (noise(batch * rows * depth, 1), noise(cols * depth, 2));
+            let (bias, addend) = (noise(cols, 3), noise(batch * rows * cols, 4));
+            let panels = Panels::right(level, Words::Bytes, [1, cols, depth]);
+            let pack = |panels: &Panels| {
+                let mut packed = vec![0u8; blocks.bytes(panels)];
+                let read = |start: usize, to: &mut [f32]| to.copy_from_slice(&b[start..][..to.len()]);
+                blocks.pack(panels, true, read, |start, panel| {
+                    packed[start..][..panel.len()].copy_from_slice(panel)
+                });
+                packed
+            };
+            // The same numbers, as f32.
+            let plain = Panels::columns([1, cols, depth], 8);
+            let (in_f32, mut words) = (pack(&plain), vec![0; depth * 8]);
+            let mut columns = vec![0f64; cols.next_multiple_of(8) * depth];
+            for (index, panel) in in_f32.chunks(blocks.panel_bytes(&plain)).enumerate() {
+                blocks.expand(&plain, panel, 0..depth, &mut words);
+                for (i, word) in words.iter().enumerate() {
+                    columns[(index * 8 + i % 8) * depth + i / 8] = f64::from(f32::from_bits(*word));
+                }
+            }
+            let kernel = Gemm {
+                level,
+                batch,
+                rows,
+                dims: vec![batch],
+                strides: vec![(rows * depth) as isize],
+                layout: Layout { start: 0, row_step: depth, depth_step: 1 },
+                patches: None,
+                panels,
+                blocks: Some(blocks),
+                bias: true,
+                addend: true,
+                activation: Some(Activation::Clip(-2.0, f32::INFINITY)),
+                taps: Taps::dense(DEPTH, panels.block),
+            };
+            let packed: Vec<u32> =
+                pack(&panels).as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+            let inputs = [as_words(&a), &packed, as_words(&bias), as_words(&addend)];
+            let found = run(&what, &kernel, &inputs);
+            let left: Vec<Vec<f64>> = a.chunks(depth).map(in_bytes).collect();
+            let expected: Vec<f64> = (0..batch * rows * cols)
+                .map(|i| {
+                    let (row, col) = (i / cols, i % cols);
+                    let pairs = left[row].iter().zip(&columns[col * depth..]);
+                    let sum: f64 = pairs.map(|(a, b)| a * b).sum();
+                    (sum + f64::from(bias[col]) + f64::from(addend[i])).max(-2.0)
+                })
+                .collect();
+            check(&what, Words::F32, &found, &expected);
+        }
+    }
+}
+
 /// Groups, channels and filters of a group, upscaling of the input, and the window.
 type Case = (usize, usize, usize, usize, Window);
 

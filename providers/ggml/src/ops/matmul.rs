@@ -179,6 +179,8 @@ pub(super) fn product(
         }
         let panels = panels(t, 1);
         if t.is_stored(b) {
+            let words = if patches.is_some() { t.words() } else { t.words_of_matrix(cols * depth) };
+            let panels = Panels::right(level, words, [1, cols, depth]);
             let (blocks, tensor) = t.matrix(b, panels, !transposed)?;
             (panels, blocks, tensor)
         } else {

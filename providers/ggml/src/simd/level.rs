@@ -37,6 +37,11 @@ pub(super) const AVX2_BLOCK: (usize, usize) = (6, 16);
 const AVX512_BLOCK: (usize, usize) = (14, 32);
 #[cfg(target_arch = "x86_64")]
 pub(super) const AMX_BLOCK: (usize, usize) = (32, 32);
+/// The same for bytes, whose sums take two registers for each vector of columns.
+#[cfg(target_arch = "x86_64")]
+pub(super) const BYTES_BLOCK_512: (usize, usize) = (7, 32);
+#[cfg(target_arch = "x86_64")]
+pub(super) const BYTES_BLOCK_256: (usize, usize) = (3, 16);
 
 impl Level {
     /// The best level of this processor, detected once.
@@ -72,6 +77,10 @@ impl Level {
         match (self.0, words) {
             (Set::Baseline, _) => BASELINE_BLOCK,
             #[cfg(target_arch = "x86_64")]
+            (Set::Avx2, Words::Bytes) => BYTES_BLOCK_256,
+            #[cfg(target_arch = "x86_64")]
+            (_, Words::Bytes) => BYTES_BLOCK_512,
+            #[cfg(target_arch = "x86_64")]
             (Set::Amx, Words::Bf16) => AMX_BLOCK,
             #[cfg(target_arch = "x86_64")]
             (Set::Avx2, _) => AVX2_BLOCK,
@@ -92,6 +101,17 @@ impl Level {
         return matches!(self.0, Set::Avx512Bf16 | Set::Amx);
         #[cfg(not(target_arch = "x86_64"))]
         return false;
+    }
+    /// Whether it multiplies bytes faster than other words: with VNNI, four pairs at once. AMX multiplies bf16 as fast as it could multiply
+    /// bytes that have a scale for every 32.
+    pub(crate) fn multiplies_bytes(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => cpu::avx_vnni(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 | Set::Avx512Bf16 => cpu::avx512_vnni(),
+            _ => false,
+        }
     }
     /// Whether it multiplies these words in tiles.
     pub(crate) fn has_tiles(self, words: Words) -> bool {

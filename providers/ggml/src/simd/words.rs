@@ -7,6 +7,20 @@ pub(crate) enum Words {
     F32,
     /// Two bf16; only where [`Level::multiplies_bf16`](super::Level::multiplies_bf16).
     Bf16,
+    /// Four integers of 8 bits with a scale that others share; only where
+    /// [`Level::multiplies_bytes`](super::Level::multiplies_bytes).
+    Bytes,
+}
+
+impl Words {
+    /// Elements in a word.
+    pub(crate) fn elements(self) -> usize {
+        match self {
+            Words::F32 => 1,
+            Words::Bf16 => 2,
+            Words::Bytes => 4,
+        }
+    }
 }
 
 /// The bits of f32 elements.

@@ -25,7 +25,7 @@ const LAYERS: [(&str, &[&str], &[&str]); 3] = [
             "winograd",
         ],
     ),
-    ("simd/product", &["cpu"], &["operands", "registers", "amx"]),
+    ("simd/product", &["cpu"], &["operands", "registers", "bytes", "amx"]),
     (
         "ffi",
         &["cpu", "simd", "memory"],

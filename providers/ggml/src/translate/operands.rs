@@ -93,7 +93,7 @@ impl Translator<'_> {
         let type_ = match (blocks, panels.words) {
             (Some(_), _) => Type::I8,
             (None, Words::Bf16) => Type::Bf16,
-            (None, Words::F32) => self.matrix_type(),
+            (None, _) => self.matrix_type(),
         };
         Ok((blocks, self.weight(id, Form::Panels { panels, transposed, blocks }, type_)?))
     }

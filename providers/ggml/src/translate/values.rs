@@ -85,6 +85,11 @@ impl<'g> Translator<'g> {
         let low = matches!(self.precision, Precision::Bf16 | Precision::Q8_0 | Precision::Q4K);
         if low && Level::detect().multiplies_bf16() { Words::Bf16 } else { Words::F32 }
     }
+    /// The words of products with a stored matrix of this many elements: bytes if it is in blocks and the processor multiplies them.
+    pub(crate) fn words_of_matrix(&self, elements: usize) -> Words {
+        let bytes = self.blocks(elements).is_some() && Level::detect().multiplies_bytes();
+        if bytes { Words::Bytes } else { self.words() }
+    }
     /// The device on which the graph runs.
     pub(crate) fn target(&self) -> Target {
         self.target

@@ -1,6 +1,6 @@
 //! Expands blocks to the words that products multiply.
 
-use super::{Blocks, GROUP, MAX_ROWS, MAX_SPAN, Plan, STEPS};
+use super::{Blocks, GROUP, MAX_ROWS, MAX_SPAN, Plan, STEPS, TURN};
 use crate::{
     kernels::panels::interleave,
     simd::{Vectorized, mul_add},
@@ -20,7 +20,29 @@ pub(super) struct Expand<'a> {
     pub(super) words: &'a mut [u32],
 }
 
-/// The scale and offset of each row of a block, repeated for each step of a run.
+/// The scale and the offset of each row of a block.
+#[inline(always)]
+fn factors(plan: &Plan, bytes: &[u8], block: usize) -> [[f32; MAX_ROWS]; 2] {
+    let (rows, at) = (plan.rows, plan.scales(block));
+    let (mut scales, mut offsets) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+    match plan.blocks {
+        Blocks::Q8_0 => {
+            for (row, scale) in scales[..rows].iter_mut().enumerate() {
+                *scale = f16_at(bytes, at + 2 * row);
+            }
+        }
+        Blocks::Q4K => {
+            let factors = plan.factors(block / GROUP);
+            for row in 0..rows {
+                scales[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
+                offsets[row] = f16_at(bytes, factors + 2 * (rows + row)) * f32::from(bytes[at + rows + row]);
+            }
+        }
+    }
+    [scales, offsets]
+}
+
+/// Those factors, repeated for each step of a run.
 struct Scales {
     scale: [f32; MAX_SPAN],
     offset: [f32; MAX_SPAN],
@@ -29,28 +51,41 @@ struct Scales {
 impl Scales {
     #[inline(always)]
     fn read(&mut self, plan: &Plan, bytes: &[u8], block: usize) {
-        let (rows, at) = (plan.rows, plan.scales(block));
-        let Scales { scale, offset } = self;
-        let (mut scales, mut offsets) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
-        match plan.blocks {
-            Blocks::Q8_0 => {
-                for (row, scale) in scales[..rows].iter_mut().enumerate() {
-                    *scale = f16_at(bytes, at + 2 * row);
-                }
-            }
-            Blocks::Q4K => {
-                let factors = plan.factors(block / GROUP);
-                for row in 0..rows {
-                    scales[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
-                    offsets[row] =
-                        f16_at(bytes, factors + 2 * (rows + row)) * f32::from(bytes[at + rows + row]);
-                }
-            }
-        }
+        let rows = plan.rows;
+        let [scales, offsets] = factors(plan, bytes, block);
         for step in 0..STEPS {
             let to = step * rows..(step + 1) * rows;
-            scale[to.clone()].copy_from_slice(&scales[..rows]);
-            offset[to].copy_from_slice(&offsets[..rows]);
+            self.scale[to.clone()].copy_from_slice(&scales[..rows]);
+            self.offset[to].copy_from_slice(&offsets[..rows]);
+        }
+    }
+}
+
+/// Reads the factors of bytes: for each block its scales, then its offsets.
+pub(super) struct ReadScales<'a> {
+    pub(super) plan: Plan,
+    pub(super) bytes: &'a [u8],
+    pub(super) steps: Range<usize>,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Vectorized for ReadScales<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let ReadScales { plan, bytes, steps, out } = self;
+        let rows = plan.rows;
+        let blocks = steps.start / STEPS..steps.end.div_ceil(STEPS);
+        for (block, out) in blocks.zip(out.chunks_exact_mut(2 * rows)) {
+            let [scales, mut offsets] = factors(&plan, bytes, block);
+            if plan.blocks == Blocks::Q8_0 {
+                for row in 0..rows {
+                    offsets[row] = f32::from(TURN) * scales[row];
+                }
+            }
+            out[..rows].copy_from_slice(&scales[..rows]);
+            out[rows..].copy_from_slice(&offsets[..rows]);
         }
     }
 }
@@ -61,6 +96,10 @@ impl Vectorized for Expand<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let Expand { plan, bytes, steps, words } = self;
+        if plan.elements == 4 {
+            assert_eq!(plan.blocks, Blocks::Q4K, "these bytes are words already");
+            return nibbles_of(&plan, bytes, steps, words);
+        }
         let (rows, span) = (plan.rows, plan.span());
         let mut scales = Scales { scale: [0.0; MAX_SPAN], offset: [0.0; MAX_SPAN] };
         let (mut low, mut high) = ([0f32; MAX_SPAN], [0f32; MAX_SPAN]);
@@ -79,7 +118,7 @@ impl Vectorized for Expand<'_> {
             let target = if whole { &mut *out } else { &mut part[..span] };
             let integers = &bytes[run * plan.run_bytes()..][..plan.run_bytes()];
             let (low, high) = (&mut low[..span], &mut high[..span]);
-            match (plan.blocks, plan.halves) {
+            match (plan.blocks, plan.elements) {
                 (Blocks::Q8_0, 1) => scale_bytes(integers, &scales.scale, low),
                 (Blocks::Q8_0, _) => {
                     scale_bytes(&integers[..span], &scales.scale, low);
@@ -91,13 +130,28 @@ impl Vectorized for Expand<'_> {
                 }
                 (Blocks::Q4K, _) => scale_nibbles::<FMA>(integers, &scales, low, high),
             }
-            match plan.halves {
+            match plan.elements {
                 1 => target.iter_mut().zip(&*low).for_each(|(word, x)| *word = x.to_bits()),
                 _ => interleave(low, high, target),
             }
             if !whole {
                 out.copy_from_slice(&part[from * rows..to * rows]);
             }
+        }
+    }
+}
+
+/// Makes bytes of nibbles: the lower ones are the first half of a run. The steps are whole runs.
+#[inline(always)]
+fn nibbles_of(plan: &Plan, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
+    const EACH: u32 = 0x0f0f_0f0f;
+    let runs = steps.start / STEPS..steps.end.div_ceil(STEPS);
+    for (run, words) in runs.zip(words.chunks_exact_mut(plan.span())) {
+        let from = bytes[run * plan.run_bytes()..][..plan.run_bytes()].as_chunks::<4>().0;
+        let (low, high) = words.split_at_mut(from.len());
+        for i in 0..from.len() {
+            let both = u32::from_le_bytes(from[i]);
+            (low[i], high[i]) = (both & EACH, both >> 4 & EACH);
         }
     }
 }

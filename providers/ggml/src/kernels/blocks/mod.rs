@@ -8,7 +8,8 @@ mod quantize;
 
 use super::{Panels, panels::Order};
 use crate::simd::{Words, vectorize};
-use expand::Expand;
+use expand::{Expand, ReadScales};
+pub(super) use quantize::eight;
 use quantize::Quantize;
 use std::ops::Range;
 
@@ -25,8 +26,10 @@ pub(crate) enum Blocks {
 pub(super) const BLOCK: usize = 32;
 /// Blocks that share their factors.
 pub(super) const GROUP: usize = 8;
-/// Steps of the depth in a run. A run holds the lower elements of all its words, then the upper ones.
+/// Steps of the depth in a run. A run holds the lower elements of all its words, then the upper ones; or whole words of bytes.
 const STEPS: usize = 8;
+/// What is added to signed bytes that products multiply as unsigned ones.
+const TURN: u8 = 0x80;
 /// The most rows of a panel.
 const MAX_ROWS: usize = 32;
 /// The most elements in one half of a run.
@@ -39,16 +42,16 @@ pub(super) struct Plan {
     /// Rows of the panel.
     rows: usize,
     /// Elements in a word.
-    halves: usize,
+    elements: usize,
     /// Runs of [`STEPS`] steps. The rows of a step lie together.
     runs: usize,
 }
 
 impl Plan {
     pub(super) fn new(blocks: Blocks, panels: &Panels) -> Self {
-        let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
+        let elements = panels.words.elements();
         assert_ne!(panels.order, Order::Tiles, "weights lie in columns");
-        Plan { blocks, rows: panels.block, halves, runs: panels.steps().div_ceil(STEPS) }
+        Plan { blocks, rows: panels.block, elements, runs: panels.steps().div_ceil(STEPS) }
     }
     /// Rows of the panel.
     pub(super) fn rows(&self) -> usize {
@@ -65,15 +68,15 @@ impl Plan {
     }
     /// Elements of a row, padded to whole runs.
     fn line(&self) -> usize {
-        self.runs * STEPS * self.halves
+        self.runs * STEPS * self.elements
     }
     /// Bytes of a run's integers.
     pub(super) fn run_bytes(&self) -> usize {
-        let elements = self.halves * self.span();
+        let elements = self.elements * self.span();
         if self.blocks == Blocks::Q4K { elements / 2 } else { elements }
     }
     fn runs_of_block(&self) -> usize {
-        BLOCK / (STEPS * self.halves)
+        BLOCK / (STEPS * self.elements)
     }
     fn count(&self) -> usize {
         self.runs.div_ceil(self.runs_of_block())
@@ -113,10 +116,13 @@ impl Plan {
     ) {
         let first = block * self.runs_of_block();
         let runs = first..(first + self.runs_of_block()).min(self.runs);
-        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.halves)) {
-            for (step, word) in integers.chunks_exact(self.halves).enumerate() {
-                for (half, integer) in word.iter().enumerate() {
-                    put(run, half * self.span() + self.at(step, row), *integer);
+        let turn = if self.blocks == Blocks::Q8_0 && self.elements == 4 { TURN } else { 0 };
+        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.elements)) {
+            for (step, word) in integers.chunks_exact(self.elements).enumerate() {
+                let at = self.at(step, row);
+                for (i, integer) in word.iter().enumerate() {
+                    let place = if self.elements == 4 { 4 * at + i } else { i * self.span() + at };
+                    put(run, place, integer ^ turn);
                 }
             }
         }
@@ -141,6 +147,16 @@ impl Blocks {
         panels.groups * panels.per_group() * self.panel_bytes(panels)
     }
 
+    /// Whether products multiply the integers as they are stored.
+    pub(crate) fn are_words(self, panels: &Panels) -> bool {
+        self == Blocks::Q8_0 && panels.words == Words::Bytes
+    }
+
+    /// The scales and offsets of some steps of the panel in `bytes`, as [`Scales::cols`](crate::simd::product::Scales) has them.
+    pub(crate) fn scales(self, panels: &Panels, bytes: &[u8], steps: Range<usize>, out: &mut [f32]) {
+        vectorize(ReadScales { plan: Plan::new(self, panels), bytes, steps, out });
+    }
+
     /// Expands some steps of the panel in `bytes` to words.
     pub(crate) fn expand(self, panels: &Panels, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
         vectorize(Expand { plan: Plan::new(self, panels), bytes, steps, words });
@@ -161,7 +177,7 @@ impl Blocks {
         let (mut lines, mut bytes) = (vec![0f32; block * pitch], vec![0; plan.bytes()]);
         let mut values = vec![0f32; if transposed { block } else { depth }];
         let place = |d: usize| match words {
-            Words::F32 => d,
+            Words::F32 | Words::Bytes => d,
             // A pair holds the same tap of two runs of taps.
             Words::Bf16 => {
                 let (run, tap) = (d / taps, d % taps);
@@ -200,6 +216,30 @@ impl Blocks {
 mod tests {
     use super::*;
 
+    impl Blocks {
+        /// The numbers that the bytes of a panel stand for: those of each row of each step.
+        pub(in crate::kernels) fn numbers(self, panels: &Panels, bytes: &[u8]) -> Vec<[f32; 4]> {
+            let (steps, block) = (panels.steps(), panels.block);
+            let mut words = vec![7; steps * block];
+            if self.are_words(panels) {
+                for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *word = u32::from_le_bytes(*bytes);
+                }
+            } else {
+                self.expand(panels, bytes, 0..steps, &mut words);
+            }
+            let mut scales = vec![0.0; 2 * block * steps / STEPS];
+            self.scales(panels, bytes, 0..steps, &mut scales);
+            let number = |(i, word): (usize, &u32)| {
+                let (step, row) = (i / block, i % block);
+                let scales = &scales[step / STEPS * 2 * block..];
+                let [scale, offset] = [scales[row], scales[block + row]].map(f64::from);
+                word.to_le_bytes().map(|q| (scale * f64::from(q) - offset) as f32)
+            };
+            words.iter().enumerate().map(number).collect()
+        }
+    }
+
     /// Packs a stack and expands it again, in ranges of steps of all sizes.
     fn restored(blocks: Blocks, panels: &Panels, values: &[f32], transposed: bool) -> Vec<f32> {
         let Panels { rows, depth, block, words, taps, .. } = *panels;
@@ -212,6 +252,21 @@ mod tests {
         );
         let mut out = vec![f32::NAN; values.len()];
         for (index, bytes) in bytes.chunks(blocks.panel_bytes(panels)).enumerate() {
+            if words == Words::Bytes {
+                let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
+                for (i, numbers) in blocks.numbers(panels, bytes).iter().enumerate() {
+                    for (d, x) in (i / block * 4..).zip(numbers) {
+                        let row = first + i % block;
+                        if row < rows && d < depth {
+                            let at = if transposed { d * rows + row } else { row * depth + d };
+                            out[group * rows * depth + at] = *x;
+                        } else if row >= rows {
+                            assert_eq!(*x, 0.0, "a missing row is 0");
+                        }
+                    }
+                }
+                continue;
+            }
             let mut all = Vec::new();
             let mut start = 0;
             while start < panels.steps() {
@@ -234,7 +289,7 @@ mod tests {
                     }
                 };
                 match words {
-                    Words::F32 => put(step, f32::from_bits(*word)),
+                    Words::F32 | Words::Bytes => put(step, f32::from_bits(*word)),
                     Words::Bf16 => {
                         let (pair, tap) = panels.pair_of(step);
                         put(2 * pair * taps + tap, f32::from_bits(word << 16));
@@ -261,7 +316,12 @@ mod tests {
                 (Words::Bf16, 14, Order::Columns),
                 (Words::Bf16, 32, Order::Columns),
                 (Words::Bf16, 32, Order::Sixteens),
+                (Words::Bytes, 16, Order::Columns),
+                (Words::Bytes, 32, Order::Columns),
             ] {
+                if words == Words::Bytes && taps > 1 {
+                    continue;
+                }
                 let panels = Panels { groups, rows, depth, block, words, taps, order };
                 for transposed in [false, true] {
                     // The largest error is half a step of the block's range, plus the rounding of f16 and 6-bit scales.
@@ -289,6 +349,8 @@ mod tests {
         let integers = |i: usize, most: usize| if i.is_multiple_of(32) { most } else { i * 7 % most };
         let eights: Vec<f32> = (0..8 * 64).map(|i| integers(i, 127) as f32 / 64.0).collect();
         let panels = Panels::columns([1, 8, 64], 8);
+        let bytes = Panels { words: Words::Bytes, ..panels };
+        assert_eq!(restored(Blocks::Q8_0, &bytes, &eights, false), eights);
         assert_eq!(restored(Blocks::Q8_0, &panels, &eights, false), eights);
         let fours: Vec<f32> =
             (0..8 * 64).map(|i| if i % 32 == 1 { 0.0 } else { integers(i, 15) as f32 * 0.25 }).collect();

@@ -26,16 +26,22 @@ impl Vectorized for Quantize<'_> {
     }
 }
 
+/// The scale of a block in 8 bits, its integers, and their sum.
+#[inline(always)]
+pub(in crate::kernels) fn eight(values: &[f32; BLOCK]) -> (f32, [u8; BLOCK], f32) {
+    let largest = reduce(each(values, f32::abs), |a, b| if b > a { b } else { a });
+    let scale = if is_finite(values) { largest / 127.0 } else { f32::NAN };
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let integers = each(values, |x| (x * inverse).round_ties_even());
+    (scale, bytes_of(&integers), reduce(integers, add))
+}
+
 #[inline(always)]
 fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
     for (block, values) in line.chunks(BLOCK).enumerate() {
-        let values = padded(values);
-        let largest = reduce(each(&values, f32::abs), |a, b| if b > a { b } else { a });
-        let scale = if is_finite(&values) { largest / 127.0 } else { f32::NAN };
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let (scale, integers, _) = eight(&padded(values));
         let at = plan.scales(block) + 2 * row;
         bytes[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-        let integers = bytes_of(&each(&values, |x| (x * inverse).round_ties_even()));
         plan.place(block, row, &integers, |run, place, q| bytes[run * plan.run_bytes() + place] = q);
     }
 }

@@ -36,15 +36,15 @@ impl Vectorized for Line<'_> {
         if stride == 1 && repeat == 1 {
             let low = &low[start..start + out.len()];
             match (words, high) {
-                (Words::F32, _) => out.copy_from_slice(as_words(low)),
                 (Words::Bf16, Some(high)) => interleave(low, &high[start..start + out.len()], out),
                 (Words::Bf16, None) => out.iter_mut().zip(low).for_each(|(out, x)| *out = pair(*x, 0.0)),
+                _ => out.copy_from_slice(as_words(low)),
             }
             return;
         }
         let word = |at: usize| match words {
-            Words::F32 => low[at].to_bits(),
             Words::Bf16 => pair(low[at], high.map_or(0.0, |high| high[at])),
+            _ => low[at].to_bits(),
         };
         if stride == 1 {
             let head = ((repeat - start % repeat) % repeat).min(out.len());

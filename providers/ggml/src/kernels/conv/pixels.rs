@@ -8,7 +8,7 @@ use crate::{
     simd::{
         Level, as_words, as_words_mut,
         lines::Lines,
-        product::{Block, Left, Product, Start, TILE, Taps},
+        product::{Block, Left, Product, Scales, Start, TILE, Taps},
         transpose::{Squares, transpose},
     },
 };
@@ -131,6 +131,7 @@ impl Pixels {
                         a: &strip[pixel * TILE..],
                         b,
                         taps: &self.taps,
+                        scales: Scales::default(),
                         start: if run > 0 { Start::Output } else { Start::Zero },
                         ahead: &[],
                         clip: None,

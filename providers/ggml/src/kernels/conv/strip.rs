@@ -149,7 +149,7 @@ impl Strip {
 /// The channels of a word. The second is `None` if the word has one element or the channel does not exist.
 pub(super) fn channels_of(words: Words, word: usize, channels: usize) -> (usize, Option<usize>) {
     match words {
-        Words::F32 => (word, None),
         Words::Bf16 => (2 * word, (2 * word + 1 < channels).then_some(2 * word + 1)),
+        _ => (word, None),
     }
 }

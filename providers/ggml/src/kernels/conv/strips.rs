@@ -8,7 +8,7 @@ use crate::{
     simd::{
         Level,
         lines::Lines,
-        product::{Block, Product, Start, Taps},
+        product::{Block, Product, Scales, Start, Taps},
     },
 };
 use std::{cell::RefCell, ops::Range};
@@ -106,6 +106,7 @@ impl Strips {
                     a,
                     b: &buffer[at..],
                     taps: &self.taps,
+                    scales: Scales::default(),
                     start: if channel > 0 { Start::Output } else { Start::Zero },
                     ahead: &[],
                     clip: None,

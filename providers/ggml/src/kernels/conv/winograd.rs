@@ -5,7 +5,7 @@ use crate::{
     simd::{
         Level, Vectorized, Words, as_floats, as_words, as_words_mut,
         lines::Lines,
-        product::{Block, Left, Product, Start, Taps},
+        product::{Block, Left, Product, Scales, Start, Taps},
         vectorize,
         winograd::{INPUTS, OUTPUTS, PRODUCTS, Planes, SLACK, Transform, spread},
     },
@@ -111,8 +111,8 @@ impl Winograd {
         let least = panels.rows.min(panels.depth / panels.taps);
         match panels.words {
             // A tile takes as long as 7 outputs of a strip, and transforming the filters as long as 40.
-            Words::F32 => outputs > 7 * tiles + 40 && least >= LEAST,
             Words::Bf16 => outputs > 10 * tiles + 80 && least >= LEAST_OF_PAIRS,
+            _ => outputs > 7 * tiles + 40 && least >= LEAST,
         }
     }
 
@@ -274,6 +274,7 @@ impl Winograd {
                     a,
                     b: as_words(&scratch.input[at..]),
                     taps: &self.taps,
+                    scales: Scales::default(),
                     start: if channels.start > 0 { Start::Output } else { Start::Zero },
                     ahead: ahead.next().unwrap_or_default(),
                     clip: None,

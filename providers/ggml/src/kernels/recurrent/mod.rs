@@ -11,7 +11,7 @@ use crate::{
     simd::{
         Level, Words, as_words,
         int8::{Bytes, COLS, ROWS},
-        product::{Block, Product, Start, Taps},
+        product::{Block, Product, Scales, Start, Taps},
         vectorize,
     },
 };
@@ -271,6 +271,7 @@ impl Recurrent {
                             a: as_words(columns),
                             b,
                             taps,
+                            scales: Scales::default(),
                             start: Start::Output,
                             ahead: &[],
                             clip: None,

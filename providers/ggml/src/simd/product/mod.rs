@@ -2,16 +2,19 @@
 //!
 //! Operands are 32-bit words. A word is one f32, or two bf16 that are neighbours along the depth, the first in the lower half.
 //! [`Set::Avx512Bf16`] multiplies such a pair and adds both products in f32 with one instruction. [`Set::Amx`] multiplies tiles
-//! of 16 words by 16 rows; the rows of the right operand must then be equally far apart.
+//! of 16 words by 16 rows; the rows of the right operand must then be equally far apart. Or a word is four integers of 8 bits, the first in
+//! the lowest byte.
 
 use super::{Words, level::Set};
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod bytes;
 mod operands;
 mod registers;
 
-pub(crate) use operands::{Block, DEPTH, Left, Product, ROW_STRIDE, Start, TILE, Taps};
+pub(crate) use operands::{Block, DEPTH, Left, Product, ROW_STRIDE, SCALES, STEPS, Scales, Start, TILE, Taps};
 
 impl Product<'_> {
     /// Computes a block of at most [`Level::block`](crate::simd::Level::block) rows and columns. Every element is summed over the
@@ -38,8 +41,11 @@ impl Product<'_> {
         if let Start::Row(row) = self.start {
             assert!(row.len() >= out.cols, "a row of fewer columns");
         }
+        if self.words == Words::Bytes {
+            assert!(self.are_scaled(&out), "bytes without scales");
+        }
         // The other loops can only add to the output, and their results are clipped afterwards.
-        let native = self.level.has_512_bits() && !tiles;
+        let native = self.level.has_512_bits() && !tiles && self.words != Words::Bytes;
         if let Start::Row(row) = self.start
             && !native
         {
@@ -69,6 +75,16 @@ impl Product<'_> {
                 // SAFETY: as above.
                 unsafe { registers::f32x256::block(&self, &mut out) }
             }
+            #[cfg(target_arch = "x86_64")]
+            (Set::Avx512 | Set::Avx512Bf16, Words::Bytes) => {
+                // SAFETY: as above; the level multiplies bytes.
+                unsafe { bytes::x512::block(&self, &mut out) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Set::Avx2, Words::Bytes) => {
+                // SAFETY: as above; the level multiplies bytes.
+                unsafe { bytes::x256::block(&self, &mut out) }
+            }
             #[cfg(target_arch = "aarch64")]
             (Set::Baseline, Words::F32) => {
                 // SAFETY: as above; every aarch64 has NEON.
@@ -76,7 +92,7 @@ impl Product<'_> {
             }
             #[cfg(not(target_arch = "aarch64"))]
             (Set::Baseline, Words::F32) => registers::plain(&self, &mut out),
-            (set, Words::Bf16) => unreachable!("{set:?} does not multiply bf16"),
+            (set, words) => unreachable!("{set:?} does not multiply {words:?}"),
         }
         if let Some([low, high]) = self.clip.filter(|_| !native) {
             for i in 0..out.rows {
@@ -86,6 +102,18 @@ impl Product<'_> {
                 });
             }
         }
+    }
+
+    /// Whether the level multiplies bytes, and each row and column has a scale for all steps.
+    fn are_scaled(&self, out: &Block<'_>) -> bool {
+        let (_, cols) = self.level.block(self.words);
+        let blocks = self.depth / STEPS;
+        self.level.multiplies_bytes()
+            && self.left == Left::Rows
+            && self.depth.is_multiple_of(STEPS)
+            && self.depth * cols <= self.b.len()
+            && out.rows.saturating_sub(1) * SCALES + blocks <= self.scales.rows.len()
+            && blocks * 2 * cols <= self.scales.cols.len()
     }
 
     /// Whether the depth is a multiple of [`TILE`] and the taps fit AMX.

@@ -23,6 +23,21 @@ pub(crate) const DEPTH: usize = 320;
 /// Words from row to row. A cache line more than the depth, so that rows do not share cache sets.
 pub(crate) const ROW_STRIDE: usize = DEPTH + 16;
 
+/// Words of bytes, and so steps of the depth, that share a scale.
+pub(crate) const STEPS: usize = 8;
+/// Scales from row to row.
+pub(crate) const SCALES: usize = DEPTH / STEPS;
+
+/// The scales of bytes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Scales<'a> {
+    /// For every [`STEPS`] steps of a row, its scale, and the sum of its integers times the scale. Rows are [`SCALES`] apart.
+    pub(crate) rows: &'a [[f32; 2]],
+    /// For every [`STEPS`] steps, the scale of each column, then the offset of each column. An integer `q` of the right operand stands for
+    /// `scale * q - offset`.
+    pub(crate) cols: &'a [f32],
+}
+
 /// Rows and columns of an AMX tile, and pairs of the depth that one AMX instruction multiplies.
 pub(crate) const TILE: usize = 16;
 
@@ -100,6 +115,8 @@ pub(crate) struct Product<'a> {
     /// At least the words that the last tap and the columns of a [`Level::block`] need, even if the output is narrower.
     pub(crate) b: &'a [u32],
     pub(crate) taps: &'a Taps,
+    /// Only for [`Words::Bytes`], whose left operand is in [`Left::Rows`] and whose taps are dense.
+    pub(crate) scales: Scales<'a>,
     /// The addend.
     pub(crate) start: Start<'a>,
     /// Bytes that will be read soon. Levels of 256 and 512 bits prefetch them during the product, a little with each step: all at once,
