@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{Cache, EngineManifest, Error, Model, Provider, Result, memory};
 use sdrun_abi::{
-    Assessment, Capabilities, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, MemoryEstimate, WeightSource,
+    Assessment, Capabilities, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, MemoryEstimate,
+    WeightSource,
 };
 use sdrun_graph::{Graph, footprint};
 use sdrun_weights::{Cast, check_complete};

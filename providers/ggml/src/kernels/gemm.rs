@@ -110,9 +110,15 @@ impl Kernel for Gemm {
 
 impl Gemm {
     /// What loading the operands of a tile costs, in multiplications for each step of the depth. Packing a row of A takes as long as
-    /// multiplying it by about 16 columns (128 if it is a patch), and loading a column of B as long as multiplying it by about 8 rows.
+    /// multiplying it by about 16 columns (128 if it is a patch, 96 if it becomes bytes), and loading a column of B as long as multiplying
+    /// it by about 8 rows.
     fn loading(&self, [rows, cols]: [usize; 2]) -> usize {
-        rows * if self.patches.is_some() { 128 } else { 16 } + 8 * cols
+        let columns = match self.panels.words {
+            _ if self.patches.is_some() => 128,
+            Words::Bytes => 96,
+            _ => 16,
+        };
+        rows * columns + 8 * cols
     }
 
     /// The most rows that are computed together.

@@ -9,8 +9,8 @@ mod quantize;
 use super::{Panels, panels::Order};
 use crate::simd::{Words, vectorize};
 use expand::{Expand, ReadScales};
-pub(super) use quantize::eight;
 use quantize::Quantize;
+pub(super) use quantize::eight;
 use std::ops::Range;
 
 /// A block format.

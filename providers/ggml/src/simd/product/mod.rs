@@ -14,7 +14,9 @@ mod bytes;
 mod operands;
 mod registers;
 
-pub(crate) use operands::{Block, DEPTH, Left, Product, ROW_STRIDE, SCALES, STEPS, Scales, Start, TILE, Taps};
+pub(crate) use operands::{
+    Block, DEPTH, Left, Product, ROW_STRIDE, SCALES, STEPS, Scales, Start, TILE, Taps,
+};
 
 impl Product<'_> {
     /// Computes a block of at most [`Level::block`](crate::simd::Level::block) rows and columns. Every element is summed over the
