@@ -344,6 +344,23 @@ mod tests {
     }
 
     #[test]
+    fn any_values_become_eight_bits() {
+        for (largest, exact) in [(0.0, true), (1e-44, false), (1e-38, false), (1e-30, true), (3e38, true)] {
+            let mut values = [0.0; BLOCK];
+            (values[3], values[5]) = (largest, -largest / 2.0);
+            let (scale, integers, sum) = eight(&values);
+            let number = |i: usize| scale * f32::from(integers[i].cast_signed());
+            assert_eq!(sum, integers.iter().map(|q| f32::from(q.cast_signed())).sum::<f32>());
+            assert!((number(3) - largest).abs() <= if exact { 1e-6 * largest } else { largest }, "{largest}");
+            assert!((number(5) + largest / 2.0).abs() <= largest, "{largest}");
+            for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                values[9] = wrong;
+                assert!(eight(&values).0.is_nan(), "{largest} {wrong}");
+            }
+        }
+    }
+
+    #[test]
     fn what_blocks_can_say_is_kept() {
         // Multiples of a power of two, up to 127 of them in q8_0, 15 above an offset in q4_K.
         let integers = |i: usize, most: usize| if i.is_multiple_of(32) { most } else { i * 7 % most };
