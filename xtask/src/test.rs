@@ -268,7 +268,7 @@ pub(crate) fn run_elsewhere(workspace: &Workspace, triple: &str) -> Result<()> {
     tally.report()
 }
 
-/// Packages whose tests run on other targets: where they run each time, and where with `--all`. ggml's C++ takes minutes to compile, so it
+/// Packages to test on other targets: those on which their tests always run, then those on which they only run with `--all`. ggml's C++ takes minutes to compile, so it
 /// is left to the latter. What reads graphs and weights does the same on any system, but not on any processor.
 const ELSEWHERE: [(&str, &[&str], &[&str]); 10] = [
     ("sdrun-abi", &[cross::WINDOWS, cross::ARM], &[]),

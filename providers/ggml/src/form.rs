@@ -31,7 +31,7 @@ impl Form {
             Form::Plain | Form::Blocks { .. } => len,
             Form::Panels { panels, blocks: Some(blocks), .. } => blocks.bytes(&panels),
             Form::Quads(quads) => quads.bytes(),
-            Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
+            Form::Panels { panels, .. } => panels.len() * panels.words.elements(),
         }
     }
 

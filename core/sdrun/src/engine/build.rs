@@ -29,7 +29,7 @@ impl Provider {
     }
 
     /// The memory that a session of `model` needs at least: the provider's own figures, and an [estimate](memory::estimate) where it has
-    /// none. `offered` is what the provider can do on the device of `options`.
+    /// none. `offered` are this provider's [`capabilities`](Provider::capabilities) for the device in `options`.
     ///
     /// # Errors
     /// As [`assess`](Provider::assess).

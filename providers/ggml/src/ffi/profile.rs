@@ -14,7 +14,7 @@ use std::{
 /// Environment variable that turns profiling on. `operators` prints a line for each operator, `nodes` a line for each node.
 const VARIABLE: &str = "SDRUN_GGML_PROFILE";
 
-/// The kinds of words that products multiply.
+/// The kinds of words that products multiply, in the order of the type.
 const WORDS: [Words; 3] = [Words::F32, Words::Bf16, Words::Bytes];
 
 /// Properties of a node that are known before it runs.
@@ -77,8 +77,7 @@ impl Profile {
             let row = rows.entry(name).or_default();
             row.nodes += 1;
             row.time += *end - before;
-            let kind = WORDS.iter().position(|words| *words == note.words).unwrap_or(0);
-            row.flops[kind] += 2.0 * note.multiplications as f64;
+            row.flops[note.words as usize] += 2.0 * note.multiplications as f64;
             before = *end;
         }
         let mut rows: Vec<_> = rows.into_iter().collect();

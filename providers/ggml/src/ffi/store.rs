@@ -350,7 +350,7 @@ impl Store {
     /// Makes the weights look as if they had memory, and returns the bytes that they will take in main memory.
     ///
     /// # Safety
-    /// Nobody may read or write their elements from now on: no room may be asked for, and no program may run on this store.
+    /// The weights still have no memory. After this call, do not call [`rooms`](Self::rooms), and do not run a program that uses this store.
     pub(super) unsafe fn pretend(&self) -> u64 {
         let mut bytes = 0;
         for item in &self.tensors {

@@ -154,7 +154,7 @@ impl Attention {
         let seen = if self.causal { all.min(rows.end) } else { all };
         let (keys, values) = (inputs.words(1), inputs.words(2));
         let (key_panels, value_panels) = (self.keys.per_group(), self.values.per_group());
-        let value_words = if self.values.words == Words::Bf16 { 2 } else { 1 };
+        let value_words = self.values.words.elements();
         for start in (0..seen).step_by(most) {
             let block = start..(start + most).min(seen);
             let pairs = block.len().div_ceil(value_words);

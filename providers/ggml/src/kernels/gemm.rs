@@ -2,7 +2,7 @@ use super::{
     Activation, Blocks, Panels, Window,
     activation::{Activate, bounds},
     blocks::{BLOCK, eight},
-    panel_bytes, panel_words,
+    panel_bytes, panel_scales, panel_words,
     panels::{Layout, narrow, pair},
     shares,
 };
@@ -10,7 +10,7 @@ use crate::{
     ffi::{Grid, Inputs, Kernel, Tile},
     shape,
     simd::{
-        Level, Vectorized, Words, as_words,
+        Level, Vectorized, Words, as_floats, as_words,
         lines::Lines,
         product::{DEPTH, Left, Product, ROW_STRIDE, SCALES, STEPS, Scales, Start, Taps},
         vectorize,
@@ -109,6 +109,26 @@ impl Kernel for Gemm {
 }
 
 impl Gemm {
+    /// Products of contiguous stacks of `batch` matrices `rows` x depth and of the matrices in `panels`, with nothing added.
+    pub(crate) fn dense(level: Level, batch: usize, rows: usize, panels: Panels) -> Self {
+        let depth = panels.depth;
+        Gemm {
+            level,
+            batch,
+            rows,
+            dims: vec![batch],
+            strides: vec![(rows * depth) as isize],
+            layout: Layout { start: 0, row_step: depth, depth_step: 1 },
+            patches: None,
+            panels,
+            blocks: None,
+            bias: false,
+            addend: false,
+            activation: None,
+            taps: Taps::dense(DEPTH, panels.block),
+        }
+    }
+
     /// What loading the operands of a tile costs, in multiplications for each step of the depth. Packing a row of A takes as long as
     /// multiplying it by about 16 columns (128 if it is a patch, 96 if it becomes bytes), and loading a column of B as long as multiplying
     /// it by about 8 rows.
@@ -170,12 +190,7 @@ impl Gemm {
             for col in cols.clone().step_by(width) {
                 let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
                 let b = panel_words(inputs, 1, kept, panel, step..step + run, &mut scratch.panel);
-                if let (Words::Bytes, Some(blocks)) = (words, self.blocks) {
-                    let len = blocks.panel_bytes(&self.panels);
-                    scratch.col_scales.resize(run / STEPS * 2 * width, 0.0);
-                    let bytes = &inputs.bytes(1)[panel * len..][..len];
-                    blocks.scales(&self.panels, bytes, step..step + run, &mut scratch.col_scales);
-                }
+                let of_cols = panel_scales(inputs, 1, kept, panel, step..step + run, &mut scratch.col_scales);
                 let ahead = match (col + width < cols.end, last) {
                     (true, _) => panel_bytes(inputs, 1, kept, panel + 1, step..step + run),
                     (false, true) => &[],
@@ -199,7 +214,7 @@ impl Gemm {
                     a: &[],
                     b,
                     taps: &self.taps,
-                    scales: Scales { rows: &[], cols: &scratch.col_scales },
+                    scales: Scales { rows: &[], cols: of_cols },
                     start,
                     ahead: &[],
                     clip: self.clip().filter(|_| last),
@@ -375,35 +390,29 @@ impl Vectorized for PackRows<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let PackRows { gemm, left, rows, elements, run, out, scales } = self;
-        let (words, len, Layout { row_step, depth_step, .. }) =
-            (gemm.panels.words, elements.len(), gemm.layout);
-        if words == Words::Bytes {
-            let line = &mut [0.0; 4 * DEPTH];
-            let runs = out.chunks_mut(ROW_STRIDE).zip(scales.chunks_mut(SCALES));
-            for (row, (out, scales)) in rows.zip(runs) {
-                let from = &left[row * row_step + elements.start * depth_step..];
-                for i in 0..len {
-                    line[i] = from[i * depth_step];
-                }
-                write_bytes(&line[..4 * run], &mut out[..run], scales);
-            }
-            return;
-        }
+        let (len, Layout { row_step, depth_step, .. }) = (elements.len(), gemm.layout);
+        let bytes = gemm.panels.words == Words::Bytes;
+        let words = if bytes { Words::F32 } else { gemm.panels.words };
         let line = &mut [0.0; 2 * DEPTH];
-        let runs = rows.zip(out.chunks_mut(ROW_STRIDE).map(|row| &mut row[..run]));
-        if let Some(patches) = &gemm.patches {
-            let width = patches.window.output[1];
-            for (row, out) in runs {
-                patches.pack(left, [row / width, row % width], elements.clone(), (words, out), line);
+        // A row in f32, before it becomes bytes.
+        let wide = &mut [0; 4 * DEPTH];
+        let mut scales = scales.chunks_mut(SCALES);
+        for (row, out) in rows.zip(out.chunks_mut(ROW_STRIDE)) {
+            let out = &mut out[..run];
+            let to = if bytes { &mut wide[..len] } else { &mut *out };
+            if let Some(patches) = &gemm.patches {
+                let width = patches.window.output[1];
+                patches.pack(left, [row / width, row % width], elements.clone(), (words, to), line);
+            } else {
+                let from = &left[row * row_step + elements.start * depth_step..];
+                match (words, depth_step) {
+                    (Words::F32, 1) => to.copy_from_slice(as_words(&from[..len])),
+                    (Words::Bf16, 1) => write_pairs(&from[..len], to),
+                    _ => write(len, |i| from[i * depth_step], words, to, line),
+                }
             }
-            return;
-        }
-        for (row, out) in runs {
-            let from = &left[row * row_step + elements.start * depth_step..];
-            match (words, depth_step) {
-                (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),
-                (Words::Bf16, 1) => write_pairs(&from[..len], out),
-                _ => write(len, |i| from[i * depth_step], words, out, line),
+            if bytes && let Some(scales) = scales.next() {
+                write_bytes(as_floats(&wide[..4 * run]), out, scales);
             }
         }
     }

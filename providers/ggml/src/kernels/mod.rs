@@ -5,7 +5,7 @@
 use crate::storage::f16_to_f32;
 use crate::{
     ffi::{Inputs, Type},
-    simd::{Vectorized, Words, as_words, as_words_mut, vectorize},
+    simd::{Vectorized, Words, as_words, as_words_mut, product::STEPS, vectorize},
 };
 use std::ops::Range;
 
@@ -105,10 +105,9 @@ fn panel_words<'a>(
             let Range { start, end } = blocks.integers(panels, panel, steps);
             return &inputs.words(input)[start / 4..end / 4];
         }
-        let len = blocks.panel_bytes(panels);
         buffer.resize(steps.len() * panels.block, 0.0);
         let words = as_words_mut(buffer);
-        blocks.expand(panels, &inputs.bytes(input)[panel * len..][..len], steps, words);
+        blocks.expand(panels, blocks.panel(panels, inputs.bytes(input), panel), steps, words);
         return words;
     }
     let range = panels.words_of(panel, steps);
@@ -116,6 +115,21 @@ fn panel_words<'a>(
         Words::F32 => as_words(widen(inputs, input, range, buffer)),
         _ => &inputs.words(input)[range],
     }
+}
+
+/// The scales and offsets of some steps of a panel whose words are bytes; nothing for other words.
+fn panel_scales<'a>(
+    inputs: &Inputs<'_>,
+    input: usize,
+    (panels, blocks): (&Panels, Option<Blocks>),
+    panel: usize,
+    steps: Range<usize>,
+    buffer: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    let Some(blocks) = blocks.filter(|_| panels.words == Words::Bytes) else { return &[] };
+    buffer.resize(steps.len() / STEPS * 2 * panels.block, 0.0);
+    blocks.scales(panels, blocks.panel(panels, inputs.bytes(input), panel), steps, buffer);
+    buffer
 }
 
 /// The bytes that [`panel_words`] reads for some steps of a panel.

@@ -65,19 +65,10 @@ fn products() {
             let panels = Panels::right(level, words, [batch, cols, depth]);
             let packed = panels.packed(&b, true);
             let kernel = Gemm {
-                level,
-                batch,
-                rows,
-                dims: vec![batch],
-                strides: vec![(rows * depth) as isize],
-                layout: Layout { start: 0, row_step: depth, depth_step: 1 },
-                patches: None,
-                panels,
-                blocks: None,
                 bias: true,
                 addend: true,
                 activation: Some(Activation::Clip(-2.0, f32::INFINITY)),
-                taps: Taps::dense(DEPTH, panels.block),
+                ..Gemm::dense(level, batch, rows, panels)
             };
             let found = run(&what, &kernel, &[as_words(&a), &packed, as_words(&bias), as_words(&addend)]);
             let expected: Vec<f64> = (0..batch * rows * cols)
@@ -138,19 +129,11 @@ fn products_of_bytes() {
                 }
             }
             let kernel = Gemm {
-                level,
-                batch,
-                rows,
-                dims: vec![batch],
-                strides: vec![(rows * depth) as isize],
-                layout: Layout { start: 0, row_step: depth, depth_step: 1 },
-                patches: None,
-                panels,
                 blocks: Some(blocks),
                 bias: true,
                 addend: true,
                 activation: Some(Activation::Clip(-2.0, f32::INFINITY)),
-                taps: Taps::dense(DEPTH, panels.block),
+                ..Gemm::dense(level, batch, rows, panels)
             };
             let packed: Vec<u32> =
                 pack(&panels).as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();

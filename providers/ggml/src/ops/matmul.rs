@@ -95,21 +95,7 @@ pub(super) fn stack_product(
     let panels = Panels::right(level, t.words(), [batch, cols, depth]);
     let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
     let b = t.panels(node, b, panels, layout, &[batch], &[(cols * depth) as isize])?;
-    let kernel = Gemm {
-        level,
-        batch,
-        rows,
-        dims: vec![batch],
-        strides: vec![(rows * depth) as isize],
-        layout,
-        patches: None,
-        panels,
-        blocks: None,
-        bias: false,
-        addend: false,
-        activation: None,
-        taps: Taps::dense(DEPTH, panels.block),
-    };
+    let kernel = Gemm::dense(level, batch, rows, panels);
     t.custom(node, kernel, &[a, b], Type::F32, [cols, rows, batch, 1])
 }
 
@@ -159,7 +145,6 @@ pub(super) fn product(
     };
     let cols = if transposed { first } else { second };
     let level = Level::detect();
-    let panels = |t: &Translator<'_>, groups| Panels::right(level, t.words(), [groups, cols, depth]);
     let a_strides = a.strides.split_at(a_batch.len());
     let mut layout = Layout {
         start: 0,
@@ -177,10 +162,11 @@ pub(super) fn product(
         } else {
             (dims, strides, batch) = (a_batch.to_vec(), a_strides.0.to_vec(), shape::len(a_batch));
         }
-        let panels = panels(t, 1);
-        if t.is_stored(b) {
-            let words = if patches.is_some() { t.words() } else { t.words_of_matrix(cols * depth) };
-            let panels = Panels::right(level, words, [1, cols, depth]);
+        let stored = t.is_stored(b);
+        let may_be_bytes = stored && patches.is_none();
+        let words = if may_be_bytes { t.words_of_matrix(cols * depth) } else { t.words() };
+        let panels = Panels::right(level, words, [1, cols, depth]);
+        if stored {
             let (blocks, tensor) = t.matrix(b, panels, !transposed)?;
             (panels, blocks, tensor)
         } else {
@@ -198,7 +184,7 @@ pub(super) fn product(
             return refuse("its batches do not broadcast");
         };
         batch = shape::len(&full);
-        let panels = panels(t, batch);
+        let panels = Panels::right(level, t.words(), [batch, cols, depth]);
         let right = t.panels(node, view.tensor, panels, right_layout, &full, &right)?;
         (dims, strides) = (full, left);
         (panels, None, right)

@@ -102,8 +102,8 @@ impl Level {
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
-    /// Whether it multiplies bytes faster than other words: with VNNI, four pairs at once. AMX multiplies bf16 as fast as it could multiply
-    /// bytes that have a scale for every 32.
+    /// Whether products of bytes are its fastest ones. VNNI multiplies and adds four pairs of bytes at a time. AMX has products of bytes
+    /// too, but its tiles would have to be emptied for the scales after every 32 elements.
     pub(crate) fn multiplies_bytes(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

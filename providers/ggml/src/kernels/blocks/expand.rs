@@ -1,8 +1,8 @@
 //! Expands blocks to the words that products multiply.
 
-use super::{Blocks, GROUP, MAX_ROWS, MAX_SPAN, Plan, STEPS, TURN};
+use super::{Blocks, GROUP, MAX_ROWS, MAX_SPAN, Plan, STEPS};
 use crate::{
-    kernels::panels::interleave,
+    kernels::{panels::interleave, quads::TURN},
     simd::{Vectorized, mul_add},
     storage::f16_to_f32,
 };
@@ -98,7 +98,7 @@ impl Vectorized for Expand<'_> {
         let Expand { plan, bytes, steps, words } = self;
         if plan.elements == 4 {
             assert_eq!(plan.blocks, Blocks::Q4K, "these bytes are words already");
-            return nibbles_of(&plan, bytes, steps, words);
+            return unpack_nibbles(&plan, bytes, steps, words);
         }
         let (rows, span) = (plan.rows, plan.span());
         let mut scales = Scales { scale: [0.0; MAX_SPAN], offset: [0.0; MAX_SPAN] };
@@ -141,9 +141,9 @@ impl Vectorized for Expand<'_> {
     }
 }
 
-/// Makes bytes of nibbles: the lower ones are the first half of a run. The steps are whole runs.
+/// Unpacks nibbles to bytes. The lower nibbles are the first half of a run. The steps are whole runs.
 #[inline(always)]
-fn nibbles_of(plan: &Plan, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
+fn unpack_nibbles(plan: &Plan, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
     const EACH: u32 = 0x0f0f_0f0f;
     let runs = steps.start / STEPS..steps.end.div_ceil(STEPS);
     for (run, words) in runs.zip(words.chunks_exact_mut(plan.span())) {

@@ -6,7 +6,7 @@
 mod expand;
 mod quantize;
 
-use super::{Panels, panels::Order};
+use super::{Panels, panels::Order, quads::TURN};
 use crate::simd::{Words, vectorize};
 use expand::{Expand, ReadScales};
 use quantize::Quantize;
@@ -28,8 +28,6 @@ pub(super) const BLOCK: usize = 32;
 pub(super) const GROUP: usize = 8;
 /// Steps of the depth in a run. A run holds the lower elements of all its words, then the upper ones; or whole words of bytes.
 const STEPS: usize = 8;
-/// What is added to signed bytes that products multiply as unsigned ones.
-const TURN: u8 = 0x80;
 /// The most rows of a panel.
 const MAX_ROWS: usize = 32;
 /// The most elements in one half of a run.
@@ -152,6 +150,12 @@ impl Blocks {
         self == Blocks::Q8_0 && panels.words == Words::Bytes
     }
 
+    /// The bytes of one panel, among those of all.
+    pub(crate) fn panel<'a>(self, panels: &Panels, all: &'a [u8], panel: usize) -> &'a [u8] {
+        let len = self.panel_bytes(panels);
+        &all[panel * len..][..len]
+    }
+
     /// The scales and offsets of some steps of the panel in `bytes`, as [`Scales::cols`](crate::simd::product::Scales) has them.
     pub(crate) fn scales(self, panels: &Panels, bytes: &[u8], steps: Range<usize>, out: &mut [f32]) {
         vectorize(ReadScales { plan: Plan::new(self, panels), bytes, steps, out });
@@ -252,18 +256,20 @@ mod tests {
         );
         let mut out = vec![f32::NAN; values.len()];
         for (index, bytes) in bytes.chunks(blocks.panel_bytes(panels)).enumerate() {
+            let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
+            let mut put = |row: usize, d: usize, x: f32| {
+                let row = first + row;
+                if row < rows && d < depth {
+                    let at = if transposed { d * rows + row } else { row * depth + d };
+                    out[group * rows * depth + at] = x;
+                } else {
+                    // Padding must expand to zeros.
+                    assert!(row < rows || x == 0.0, "a missing row is 0");
+                }
+            };
             if words == Words::Bytes {
-                let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
                 for (i, numbers) in blocks.numbers(panels, bytes).iter().enumerate() {
-                    for (d, x) in (i / block * 4..).zip(numbers) {
-                        let row = first + i % block;
-                        if row < rows && d < depth {
-                            let at = if transposed { d * rows + row } else { row * depth + d };
-                            out[group * rows * depth + at] = *x;
-                        } else if row >= rows {
-                            assert_eq!(*x, 0.0, "a missing row is 0");
-                        }
-                    }
+                    (i / block * 4..).zip(numbers).for_each(|(d, x)| put(i % block, d, *x));
                 }
                 continue;
             }
@@ -276,26 +282,15 @@ mod tests {
                 all.extend(run);
                 start = end;
             }
-            let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
             for (i, word) in all.iter().enumerate() {
-                let (step, row) = (i / block, first + i % block);
-                let mut put = |d: usize, x: f32| {
-                    if row < rows && d < depth {
-                        let at = if transposed { d * rows + row } else { row * depth + d };
-                        out[group * rows * depth + at] = x;
-                    } else {
-                        // Padding must expand to zeros.
-                        assert!(row < rows || x == 0.0, "a missing row is 0");
-                    }
-                };
-                match words {
-                    Words::F32 | Words::Bytes => put(step, f32::from_bits(*word)),
-                    Words::Bf16 => {
-                        let (pair, tap) = panels.pair_of(step);
-                        put(2 * pair * taps + tap, f32::from_bits(word << 16));
-                        put((2 * pair + 1) * taps + tap, f32::from_bits(word & 0xffff_0000));
-                    }
+                let (step, row) = (i / block, i % block);
+                if words == Words::F32 {
+                    put(row, step, f32::from_bits(*word));
+                    continue;
                 }
+                let (pair, tap) = panels.pair_of(step);
+                put(row, 2 * pair * taps + tap, f32::from_bits(word << 16));
+                put(row, (2 * pair + 1) * taps + tap, f32::from_bits(word & 0xffff_0000));
             }
         }
         out

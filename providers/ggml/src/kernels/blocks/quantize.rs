@@ -31,7 +31,7 @@ impl Vectorized for Quantize<'_> {
 pub(in crate::kernels) fn eight(values: &[f32; BLOCK]) -> (f32, [u8; BLOCK], f32) {
     let largest = reduce(each(values, f32::abs), |a, b| if b > a { b } else { a });
     let scale = if is_finite(values) { largest / 127.0 } else { f32::NAN };
-    // Values so small that the inverse overflows are zeros, as they would be in f16.
+    // If the inverse overflows, the values are so small that they count as zeros, as they would in f16.
     let inverse = if (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 };
     let integers = each(values, |x| (x * inverse).round_ties_even());
     (scale, bytes_of(&integers), reduce(integers, add))

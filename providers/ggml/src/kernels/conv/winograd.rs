@@ -110,8 +110,8 @@ impl Winograd {
         let tiles = self.together * self.tiles[0] * self.tiles[1];
         let least = panels.rows.min(panels.depth / panels.taps);
         match panels.words {
-            // A tile takes as long as 7 outputs of a strip, and transforming the filters as long as 40.
             Words::Bf16 => outputs > 10 * tiles + 80 && least >= LEAST_OF_PAIRS,
+            // A tile takes as long as 7 outputs of a strip, and transforming the filters as long as 40.
             _ => outputs > 7 * tiles + 40 && least >= LEAST,
         }
     }
@@ -402,7 +402,7 @@ impl Winograd {
 
 /// The steps of some channels in a panel of filters.
 fn steps_of(conv: &Conv, channels: &Range<usize>) -> Range<usize> {
-    let per_word = if conv.panels.words == Words::Bf16 { 2 } else { 1 };
+    let per_word = conv.panels.words.elements();
     channels.start / per_word * conv.panels.taps..channels.end.div_ceil(per_word) * conv.panels.taps
 }
 

@@ -1,13 +1,16 @@
-//! Blocks of products of 8-bit integers, which have a scale for every eight words: `Σ a · (scale · q - offset)`.
+//! Blocks of products of 8-bit integers, with a scale for every eight words: `Σ a · (scale · q - offset)`.
 //!
-//! The integers are signed on the left and unsigned on the right. Their sums are exact; they are scaled and added in f32, in the order of
-//! the depth.
+//! The integers are signed on the left and unsigned on the right. The sum over eight words is exact. These sums are then scaled and added
+//! up in f32, in the order of the depth.
 
-use super::operands::{Block, Product, ROW_STRIDE, SCALES, STEPS, Start};
+use super::{
+    operands::{Block, Product, ROW_STRIDE, SCALES, STEPS},
+    registers::finish,
+};
 use crate::simd::level::{BYTES_BLOCK_256, BYTES_BLOCK_512};
 use std::arch::x86_64::*;
 
-/// A block for registers of some width.
+/// The block for one width of registers.
 macro_rules! block_of_bytes {
     (
         $name:ident, $features:literal, $lanes:literal x $cols:expr; $($rows:literal)*;
@@ -78,12 +81,7 @@ macro_rules! block_of_bytes {
                         $store(sums.as_mut_ptr(), totals[0]);
                         $store(sums.as_mut_ptr().add($lanes), totals[1]);
                     }
-                    let row = out.row(row).iter_mut().zip(&sums);
-                    if product.start == Start::Output {
-                        row.for_each(|(x, sum)| *x += sum)
-                    } else {
-                        row.for_each(|(x, sum)| *x = *sum)
-                    }
+                    finish(product, out.row(row), &sums);
                 }
             }
         }

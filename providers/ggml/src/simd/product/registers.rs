@@ -37,7 +37,7 @@ pub(super) fn plain(product: &Product<'_>, out: &mut Block<'_>) {
 
 /// Writes the sums of a row, or adds them to it.
 #[inline(always)]
-fn finish(product: &Product<'_>, row: &mut [f32], sums: &[f32]) {
+pub(super) fn finish(product: &Product<'_>, row: &mut [f32], sums: &[f32]) {
     let row = row.iter_mut().zip(sums);
     if product.start == Start::Output {
         row.for_each(|(x, sum)| *x += sum)
