@@ -116,7 +116,7 @@ fn speed(words: Words) -> f64 {
     let multiplies = match words {
         Words::F32 => true,
         Words::Bf16 => level.multiplies_bf16(),
-        Words::Bytes => level.multiplies_bytes(),
+        Words::Bytes => level.multiplies_bytes(0),
     };
     if !multiplies {
         return 0.0;

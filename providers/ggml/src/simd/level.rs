@@ -17,6 +17,9 @@ pub(super) enum Set {
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX2 and FMA with products of bytes (AVX-VNNI).
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX-512 F, VL, BW and DQ.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -42,6 +45,9 @@ pub(super) const AMX_BLOCK: (usize, usize) = (32, 32);
 pub(super) const BYTES_BLOCK_512: (usize, usize) = (7, 32);
 #[cfg(target_arch = "x86_64")]
 pub(super) const BYTES_BLOCK_256: (usize, usize) = (3, 16);
+/// The largest byte that AVX2 multiplies: sums of 16 products of it with another byte, of at most 127, fit 16 bits.
+#[cfg(target_arch = "x86_64")]
+const SMALL: u8 = 15;
 
 impl Level {
     /// The best level of this processor, detected once.
@@ -61,6 +67,9 @@ impl Level {
                 if cpu::avx512() {
                     return Level(Set::Avx512);
                 }
+                if cpu::avx_vnni() {
+                    return Level(Set::AvxVnni);
+                }
                 if cpu::avx2() {
                     return Level(Set::Avx2);
                 }
@@ -77,13 +86,13 @@ impl Level {
         match (self.0, words) {
             (Set::Baseline, _) => BASELINE_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            (Set::Avx2, Words::Bytes) => BYTES_BLOCK_256,
+            (Set::Avx2 | Set::AvxVnni, Words::Bytes) => BYTES_BLOCK_256,
             #[cfg(target_arch = "x86_64")]
             (_, Words::Bytes) => BYTES_BLOCK_512,
             #[cfg(target_arch = "x86_64")]
             (Set::Amx, Words::Bf16) => AMX_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            (Set::Avx2, _) => AVX2_BLOCK,
+            (Set::Avx2 | Set::AvxVnni, _) => AVX2_BLOCK,
             #[cfg(target_arch = "x86_64")]
             (Set::Avx512 | Set::Avx512Bf16 | Set::Amx, _) => AVX512_BLOCK,
         }
@@ -102,12 +111,15 @@ impl Level {
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
-    /// Whether products of bytes are its fastest ones. VNNI multiplies and adds four pairs of bytes at a time. AMX has products of bytes
-    /// too, but its tiles would have to be emptied for the scales after every 32 elements.
-    pub(crate) fn multiplies_bytes(self) -> bool {
+    /// Whether products of bytes are its fastest ones, if no byte of the right operand is more than `largest`. VNNI multiplies and adds
+    /// four pairs of bytes at a time. AVX2 multiplies as many and adds two of them, in 16 bits, which only suffice for small bytes. AMX has
+    /// products of bytes too, but its tiles would have to be emptied for the scales after every 32 elements.
+    pub(crate) fn multiplies_bytes(self, largest: u8) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => cpu::avx_vnni(),
+            Set::Avx2 => largest <= SMALL,
+            #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni => true,
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 | Set::Avx512Bf16 => cpu::avx512_vnni(),
             _ => false,
@@ -129,6 +141,7 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         {
             levels.extend(cpu::avx2().then_some(Level(Set::Avx2)));
+            levels.extend(cpu::avx_vnni().then_some(Level(Set::AvxVnni)));
             levels.extend(cpu::avx512().then_some(Level(Set::Avx512)));
             levels.extend(cpu::avx512_bf16().then_some(Level(Set::Avx512Bf16)));
             levels.extend(tiles::usable().then_some(Level(Set::Amx)));
@@ -195,7 +208,7 @@ pub(crate) fn vectorize_at<V: Vectorized>(level: Level, work: V) -> V::Output {
         Set::Baseline => work.run::<{ cfg!(target_arch = "aarch64") }>(),
         // SAFETY: the processor has the features, for only detection makes a `Level`.
         #[cfg(target_arch = "x86_64")]
-        Set::Avx2 => unsafe { with_avx2(work) },
+        Set::Avx2 | Set::AvxVnni => unsafe { with_avx2(work) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Set::Avx512 | Set::Avx512Bf16 | Set::Amx => unsafe { with_avx512(work) },

@@ -21,7 +21,7 @@ pub(super) unsafe fn dispatch(level: Level, work: &impl Work) {
         match level.set() {
             Set::Baseline => work.run::<Baseline>(),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => with_avx2(work),
+            Set::Avx2 | Set::AvxVnni => with_avx2(work),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 | Set::Avx512Bf16 | Set::Amx => with_avx512(work),
         }

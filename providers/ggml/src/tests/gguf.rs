@@ -1,7 +1,7 @@
 //! Blocks of GGUF: our decoder against ggml's, and sessions whose weights come in blocks.
 
 use super::{Model, noise, provider, random_blocks, run, spec};
-use crate::{ffi::dequantize_row, simd::Level};
+use crate::{ffi::dequantize_row, kernels::Blocks, simd::Level};
 use sdrun_abi::{
     EncodedWeight, ErrorCode, NoHost, Precision, Provider, Result, Session, TRANSPOSED, Weight, WeightSource,
 };
@@ -135,8 +135,8 @@ impl WeightSource for InBlocks {
 fn blocks_are_multiplied_as_they_are() {
     // Products of blocks multiply bf16 if the processor has bf16 products.
     let exact = if Level::detect().multiplies_bf16() { Precision::Bf16 } else { Precision::Fp32 };
-    let same = |found: &[f32], expected: &[f32], what: &str| {
-        if !Level::detect().multiplies_bytes() {
+    let same = |found: &[f32], expected: &[f32], what: &str, blocks: Blocks| {
+        if !Level::detect().multiplies_bytes(blocks.largest()) {
             return assert_eq!(found, expected, "{what}");
         }
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
@@ -144,17 +144,17 @@ fn blocks_are_multiplied_as_they_are() {
         let error = error / norm(&mut expected.iter().copied());
         assert!(error < 0.012, "{what}: {error}");
     };
-    for (encoding, precision) in [
-        ("q8_0", Precision::Q8_0),
-        ("q5_0", Precision::Q8_0),
-        ("q4_0", Precision::Q8_0),
-        ("q4_k", Precision::Q4K),
+    for (encoding, precision, blocks) in [
+        ("q8_0", Precision::Q8_0, Blocks::Q8_0),
+        ("q5_0", Precision::Q8_0, Blocks::Q8_0),
+        ("q4_0", Precision::Q8_0, Blocks::Q8_0),
+        ("q4_k", Precision::Q4K, Blocks::Q4K),
     ] {
         let (a, b) = (InBlocks::new(encoding, 10), InBlocks::new(encoding, 20));
         let names: Vec<&str> = a.blocks.keys().map(String::as_str).collect();
         let mut session = a.session(precision, &a).unwrap();
         let found = a.run(&mut *session);
-        same(&found, &a.run(&mut *a.session(exact, &a.model).unwrap()), encoding);
+        same(&found, &a.run(&mut *a.session(exact, &a.model).unwrap()), encoding, blocks);
         assert_ne!(found, a.run(&mut *a.session(precision, &a.model).unwrap()), "{encoding} quantised again");
 
         if encoding == precision.name() {
@@ -167,7 +167,7 @@ fn blocks_are_multiplied_as_they_are() {
         // Refits take blocks too, and plain weights over blocks and back.
         let report = session.refit(&names, &b, &NoHost).unwrap();
         assert_eq!(report.bytes as usize, b.blocks.values().map(|(_, blocks)| blocks.len()).sum::<usize>());
-        same(&a.run(&mut *session), &b.run(&mut *b.session(exact, &b.model).unwrap()), encoding);
+        same(&a.run(&mut *session), &b.run(&mut *b.session(exact, &b.model).unwrap()), encoding, blocks);
         session.refit(&names, &b.model, &NoHost).unwrap();
         assert_eq!(a.run(&mut *session), b.run(&mut *b.session(precision, &b.model).unwrap()), "{encoding}");
         session.refit(&names, &a, &NoHost).unwrap();

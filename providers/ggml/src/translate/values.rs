@@ -87,7 +87,8 @@ impl<'g> Translator<'g> {
     }
     /// The words of products with a stored matrix of this many elements: bytes if it is in blocks and the processor multiplies them.
     pub(crate) fn words_of_matrix(&self, elements: usize) -> Words {
-        let bytes = self.blocks(elements).is_some() && Level::detect().multiplies_bytes();
+        let blocks = self.blocks(elements);
+        let bytes = blocks.is_some_and(|blocks| Level::detect().multiplies_bytes(blocks.largest()));
         if bytes { Words::Bytes } else { self.words() }
     }
     /// The device on which the graph runs.

@@ -8,9 +8,10 @@ use crate::{
 };
 use std::ops::Range;
 
+/// Numbers in f16.
 #[inline(always)]
-fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+fn halves(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|half| f16_to_f32(u16::from_le_bytes(*half)))
 }
 
 pub(super) struct Expand<'a> {
@@ -27,15 +28,13 @@ fn factors(plan: &Plan, bytes: &[u8], block: usize) -> [[f32; MAX_ROWS]; 2] {
     let (mut scales, mut offsets) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
     match plan.blocks {
         Blocks::Q8_0 => {
-            for (row, scale) in scales[..rows].iter_mut().enumerate() {
-                *scale = f16_at(bytes, at + 2 * row);
-            }
+            scales.iter_mut().zip(halves(&bytes[at..][..2 * rows])).for_each(|(scale, half)| *scale = half);
         }
         Blocks::Q4K => {
-            let factors = plan.factors(block / GROUP);
-            for row in 0..rows {
-                scales[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
-                offsets[row] = f16_at(bytes, factors + 2 * (rows + row)) * f32::from(bytes[at + rows + row]);
+            let factors = &bytes[plan.factors(block / GROUP)..][..4 * rows];
+            for (i, out) in [&mut scales, &mut offsets].into_iter().enumerate() {
+                let parts = bytes[at + i * rows..][..rows].iter().zip(halves(&factors[2 * i * rows..]));
+                out.iter_mut().zip(parts).for_each(|(out, (part, factor))| *out = factor * f32::from(*part));
             }
         }
     }

@@ -145,6 +145,14 @@ impl Blocks {
         panels.groups * panels.per_group() * self.panel_bytes(panels)
     }
 
+    /// The largest of the integers that products multiply.
+    pub(crate) fn largest(self) -> u8 {
+        match self {
+            Blocks::Q8_0 => 255,
+            Blocks::Q4K => 15,
+        }
+    }
+
     /// Whether products multiply the integers as they are stored.
     pub(crate) fn are_words(self, panels: &Panels) -> bool {
         self == Blocks::Q8_0 && panels.words == Words::Bytes

@@ -45,6 +45,8 @@ impl Product<'_> {
         }
         if self.words == Words::Bytes {
             assert!(self.are_scaled(&out), "bytes without scales");
+            let largest = || self.b.iter().flat_map(|word| word.to_ne_bytes()).max().unwrap_or(0);
+            debug_assert!(self.level.multiplies_bytes(largest()), "bytes that are too large");
         }
         // The other loops can only add to the output, and their results are clipped afterwards.
         let native = self.level.has_512_bits() && !tiles && self.words != Words::Bytes;
@@ -73,7 +75,7 @@ impl Product<'_> {
                 unsafe { amx::block(&self, &mut out) }
             }
             #[cfg(target_arch = "x86_64")]
-            (Set::Avx2, Words::F32) => {
+            (Set::Avx2 | Set::AvxVnni, Words::F32) => {
                 // SAFETY: as above.
                 unsafe { registers::f32x256::block(&self, &mut out) }
             }
@@ -83,9 +85,14 @@ impl Product<'_> {
                 unsafe { bytes::x512::block(&self, &mut out) }
             }
             #[cfg(target_arch = "x86_64")]
-            (Set::Avx2, Words::Bytes) => {
-                // SAFETY: as above; the level multiplies bytes.
+            (Set::AvxVnni, Words::Bytes) => {
+                // SAFETY: as above.
                 unsafe { bytes::x256::block(&self, &mut out) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Set::Avx2, Words::Bytes) => {
+                // SAFETY: as above.
+                unsafe { bytes::small_x256::block(&self, &mut out) }
             }
             #[cfg(target_arch = "aarch64")]
             (Set::Baseline, Words::F32) => {
@@ -110,7 +117,7 @@ impl Product<'_> {
     fn are_scaled(&self, out: &Block<'_>) -> bool {
         let (_, cols) = self.level.block(self.words);
         let blocks = self.depth / STEPS;
-        self.level.multiplies_bytes()
+        self.level.multiplies_bytes(0)
             && self.left == Left::Rows
             && self.depth.is_multiple_of(STEPS)
             && self.depth * cols <= self.b.len()

@@ -119,7 +119,7 @@ pub(crate) struct Product<'a> {
     pub(crate) scales: Scales<'a>,
     /// The addend.
     pub(crate) start: Start<'a>,
-    /// Bytes that will be read soon. Levels of 256 and 512 bits prefetch them during the product, a little with each step: all at once,
+    /// Bytes that will be read soon. Levels of x86-64 without tiles prefetch them during the product, a little with each step: all at once,
     /// they would only delay the product, and without it each panel of weights is waited for.
     pub(crate) ahead: &'a [u8],
     /// Bounds of the result. A NaN stays a NaN.
@@ -128,7 +128,7 @@ pub(crate) struct Product<'a> {
 
 impl Product<'_> {
     /// Where to prefetch from, and how many bytes further with each step.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[inline(always)]
     pub(super) fn ahead(&self) -> (*const i8, usize) {
         // A step prefetches no more than one line. If there is nothing to prefetch, it hits the cache.

@@ -63,7 +63,7 @@ macro_rules! of_rows {
 macro_rules! block_without_masks {
     (
         $name:ident, $features:literal, $block:expr, $lanes:literal x $vectors:literal; $($rows:literal)*;
-        $zero:expr, $load:expr, $store:expr, $multiply:expr
+        $zero:expr, $load:expr, $store:expr, $multiply:expr, $prefetch:expr
     ) => {
         pub(super) mod $name {
             use super::*;
@@ -95,7 +95,10 @@ macro_rules! block_without_masks {
                 // SAFETY: the taps and the columns of a block after them lie inside `b`, the steps inside `a`.
                 unsafe {
                     let mut a = product.a.as_ptr().cast::<f32>();
+                    let (mut ahead, pace) = product.ahead();
                     for tap in &product.taps.offsets[..product.depth] {
+                        $prefetch(ahead);
+                        ahead = ahead.wrapping_add(pace);
                         let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
                         let b: [_; VECTORS] = std::array::from_fn(|i| $load(b.add($lanes * i)));
                         for (i, sum) in sums.iter_mut().enumerate() {
@@ -123,12 +126,13 @@ macro_rules! block_without_masks {
 #[cfg(target_arch = "x86_64")]
 block_without_masks!(
     f32x256, "avx2,fma", AVX2_BLOCK, 8 x 2; 1 2 3 4 5 6;
-    _mm256_setzero_ps(), _mm256_loadu_ps, _mm256_storeu_ps, |sum, b, x| _mm256_fmadd_ps(_mm256_set1_ps(x), b, sum)
+    _mm256_setzero_ps(), _mm256_loadu_ps, _mm256_storeu_ps, |sum, b, x| _mm256_fmadd_ps(_mm256_set1_ps(x), b, sum),
+    |ahead| _mm_prefetch::<_MM_HINT_T1>(ahead)
 );
 #[cfg(target_arch = "aarch64")]
 block_without_masks!(
     f32x128, "neon", BASELINE_BLOCK, 4 x 3; 1 2 3 4 5 6 7 8;
-    vdupq_n_f32(0.0), vld1q_f32, vst1q_f32, vfmaq_n_f32
+    vdupq_n_f32(0.0), vld1q_f32, vst1q_f32, vfmaq_n_f32, |_: *const i8| {}
 );
 
 /// The 14 x 32 block, once for each kind of words.
