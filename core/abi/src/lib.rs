@@ -12,6 +12,7 @@
 //! Descriptions (devices, capabilities, engine information, reports) are UTF-8 JSON documents of serde types, which
 //! can gain fields without a change of the ABI.
 
+mod cores;
 mod device;
 mod error;
 pub mod ffi;
@@ -23,6 +24,7 @@ mod tensor;
 pub mod types;
 mod weight;
 
+pub use cores::default_threads;
 pub use device::{CancelSupport, Capabilities, Device, DeviceKind, WeightUpdate};
 pub use error::{Error, ErrorCode, Result};
 pub use ffi::AlignedBuffer;

@@ -69,7 +69,8 @@ pub struct BuildSpec {
     pub device: String,
     /// Arithmetic.
     pub precision: Precision,
-    /// Threads for CPU devices; `None` means the provider's documented default (all cores).
+    /// Threads for CPU devices; `None` means [`default_threads`](crate::default_threads), if the provider documents no other
+    /// default.
     #[serde(default)]
     pub threads: Option<usize>,
     /// Store the weights in the engine (faster load, no refit).

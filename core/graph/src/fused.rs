@@ -11,6 +11,7 @@
 //! | `FusedConv` | X, W, B?, Z? | as Conv, activation | act(Conv(X, W, B) + Z); Z broadcasts |
 //! | `NhwcConv` | X, W, B?, Z? | as Conv, activation | as `FusedConv`, but channels are the last axis of X, Z and the output; W has the layout of Conv |
 //! | `FusedMatMul` | A, B, bias?, Z? | `transB`, activation | act(A · B + bias + Z), with the last two dimensions of B transposed if `transB` is 1 |
+//! | `RotatePairs` | X, cos, sin | | X · cos + turned · sin, where the neighbours (a, b) of the last axis of X are (−b, a) in `turned`; cos and sin broadcast to X |
 //! | `GLU` | X | `gate`, activation | splits X in two along the last axis: act(half `gate`) · other half |
 //!
 //! An activation is written as in the contrib operators of ONNX Runtime: `activation` holds an operator's name and
@@ -44,7 +45,7 @@ pub(crate) fn is_fused(node: &Node) -> bool {
 
 type Definition = fn(&mut Body, &Node) -> Result<(), String>;
 
-const OPERATORS: [(&str, Definition); 10] = [
+const OPERATORS: [(&str, Definition); 11] = [
     ("Attention", same),
     ("LayerNormalization", same),
     ("RMSNormalization", same),
@@ -54,6 +55,7 @@ const OPERATORS: [(&str, Definition); 10] = [
     ("FusedConv", conv),
     ("NhwcConv", nhwc_conv),
     ("FusedMatMul", matmul),
+    ("RotatePairs", rotate_pairs),
     ("GLU", glu),
 ];
 
@@ -154,6 +156,22 @@ fn matmul(body: &mut Body, node: &Node) -> Result<(), String> {
     body.activate(node, y)
 }
 
+fn rotate_pairs(body: &mut Body, _: &Node) -> Result<(), String> {
+    let (x, cos, sin) = (body.need(0)?, body.need(1)?, body.need(2)?);
+    let neighbours = body.constant(Tensor::from_i64s(&[-1, 2]));
+    let neighbours = body.node("Reshape", &[x, neighbours], []);
+    let last = || ("axis", Attribute::Int(-1));
+    let halves = body.nodes("Split", &[neighbours], [last(), ("num_outputs", Attribute::Int(2))], 2);
+    let negated = body.node("Neg", &[halves[1]], []);
+    let joined = body.node("Concat", &[negated, halves[0]], [last()]);
+    let shape = body.node("Shape", &[x], []);
+    let turned = body.node("Reshape", &[joined, shape], []);
+    let (plain, turned) = (body.node("Mul", &[x, cos], []), body.node("Mul", &[turned, sin], []));
+    let y = body.node("Add", &[plain, turned], []);
+    body.finish(y);
+    Ok(())
+}
+
 fn glu(body: &mut Body, node: &Node) -> Result<(), String> {
     let x = body.need(0)?;
     let gate = match node.int("gate") {
@@ -225,6 +243,13 @@ mod tests {
         let (x, w) = (f32s(&[1, 1, 1, 3], &[1.0, 2.0, 3.0]), f32s(&[1, 1, 1, 1], &[2.0]));
         let (bias, z) = (f32s(&[1], &[1.0]), f32s(&[1, 1, 1, 1], &[-6.0]));
         assert_eq!(run(&node("FusedConv", 4, &[relu()]), &[&x, &w, &bias, &z]), [0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn neighbours_rotate() {
+        let x = f32s(&[2, 1, 2], &[1.0, 2.0, 3.0, 4.0]);
+        let (cos, sin) = (f32s(&[2], &[2.0, 3.0]), f32s(&[2, 1, 1], &[10.0, 100.0]));
+        assert_eq!(run(&node("RotatePairs", 3, &[]), &[&x, &cos, &sin]), [-18.0, 16.0, -394.0, 312.0]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod fuse_gelu;
 mod fuse_group_norm;
 mod fuse_linear;
 mod fuse_norm;
+mod fuse_rotary;
 mod identity;
 mod layout;
 mod merge_projections;
@@ -48,6 +49,7 @@ pub use fuse_gelu::{fuse_gelu, fuse_swish};
 pub use fuse_group_norm::fuse_group_norm;
 pub use fuse_linear::{fuse_activation, fuse_bias, fuse_conv_bias, fuse_glu, fuse_residual};
 pub use fuse_norm::{fuse_layer_norm, fuse_rms_norm};
+pub use fuse_rotary::fuse_rotary;
 pub use identity::eliminate_identity;
 pub use layout::{cancel_transposes, collapse_gathers, collapse_reshapes, sink_scales, sink_transposes};
 pub use merge_projections::merge_projections;
@@ -164,6 +166,7 @@ pub const PASSES: &[Pass] = &[
     pass("fuse_group_norm", "group normalisation from its parts", fuse_group_norm),
     pass("fuse_layer_norm", "layer normalisation from its parts", fuse_layer_norm),
     pass("fuse_rms_norm", "root-mean-square normalisation from its parts", fuse_rms_norm),
+    pass("fuse_rotary", "rotary position embeddings of neighbours", fuse_rotary),
     pass("fuse_attention", "attention from matrix products and softmax", fuse_attention),
     pass("absorb_heads", "the split into heads around attention", absorb_heads),
     pass("fuse_conv_bias", "biases added to convolutions", fuse_conv_bias),
@@ -192,6 +195,7 @@ pub const ALL: &[&str] = &[
     "fuse_gelu",
     "fuse_layer_norm",
     "fuse_rms_norm",
+    "fuse_rotary",
     "sink_transposes",
     "cancel_transposes",
     "fuse_attention",

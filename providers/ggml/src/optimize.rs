@@ -10,10 +10,10 @@ use std::collections::HashMap;
 
 /// Simplifies the graph and fuses operators that our kernels, or ggml's on a device, compute as one. Each fused operator has an entry in
 /// the operator table. Types and shapes must be inferred; sizes may be open. On devices, images keep their channels first, as ggml's
-/// convolutions require.
+/// convolutions require, and rotary embeddings stay as they are.
 pub(crate) fn optimize(graph: &mut Graph, for_device: bool) -> Result<Vec<PassReport>, GraphError> {
     let mut names = passes::ALL.to_vec();
-    names.retain(|name| !for_device || *name != "channels_last");
+    names.retain(|name| !for_device || !["channels_last", "fuse_rotary"].contains(name));
     let reports = passes::optimize(graph, &names)?;
     drop_overflow_guards(graph);
     Ok(reports)

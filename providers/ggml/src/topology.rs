@@ -8,7 +8,9 @@ use crate::{
     translate::{Translation, translate},
     weights::Bank,
 };
-use sdrun_abi::{BuildSpec, DType, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec};
+use sdrun_abi::{
+    BuildSpec, DType, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec, default_threads,
+};
 use sdrun_graph::{
     Dim, Graph, GraphError, OpenDims, ValueId,
     passes::{Prepare, fold_batch_norms, prepare_weights},
@@ -148,11 +150,11 @@ impl Topology {
     }
     /// The number of threads for work that benefits from them.
     pub(crate) fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(cores)
+        self.threads.unwrap_or_else(all_threads)
     }
     /// The number of threads that run a graph.
     pub(crate) fn threads_for(&self, builder: &Builder) -> usize {
-        self.threads.unwrap_or_else(|| if builder.is_worth_threads() { cores() } else { 1 })
+        self.threads.unwrap_or_else(|| if builder.is_worth_threads() { all_threads() } else { 1 })
     }
 
     /// The translated graph and the weights it reads, without memory. Open dimensions get assumed sizes.
@@ -277,9 +279,9 @@ pub(crate) struct Prepared {
     pub(crate) host_operators: BTreeMap<String, usize>,
 }
 
-/// The number of cores that this process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS))
+/// The threads of work that benefits from them, if the request names no number.
+fn all_threads() -> usize {
+    default_threads().min(MAX_THREADS)
 }
 
 /// Converts an error of the graph.

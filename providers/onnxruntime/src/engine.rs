@@ -11,7 +11,9 @@ use crate::{
 };
 use bytes::Bytes;
 use ort::environment::Environment;
-use sdrun_abi::{Engine, EngineInfo, Host, Precision, Result, Session, TensorSpec, Weight, WeightSource};
+use sdrun_abi::{
+    Engine, EngineInfo, Host, Precision, Result, Session, TensorSpec, Weight, WeightSource, default_threads,
+};
 use sdrun_graph::{
     Graph, GraphError, Placement,
     infer::infer_shapes,
@@ -51,9 +53,9 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Threads of the CPU: as many as the process may use, unless the user named a number.
+    /// Threads of the CPU.
     fn all_threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        self.threads.unwrap_or_else(default_threads)
     }
 
     /// Settings of a session on the device.

@@ -13,7 +13,7 @@
 use super::{BenchOptions, Event, PrecisionChoice, Row, contender::Contender};
 use crate::{Error, HostTensor, Result, Tensors, error::KILLED, memory::peak_rss, worker::was_killed};
 use safetensors::{SafeTensors, tensor::TensorView};
-use sdrun_abi::{DType, Error as AbiError, ErrorCode, Host, Precision, RuntimeInfo};
+use sdrun_abi::{DType, Error as AbiError, ErrorCode, Host, Precision, RuntimeInfo, default_threads};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{
@@ -165,7 +165,7 @@ impl Baseline {
             "model": task.model,
             "name": task.name,
             "precision": precision,
-            "threads": options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)),
+            "threads": options.threads.unwrap_or_else(default_threads),
             "inputs": inputs,
             "picture": picture,
         } });

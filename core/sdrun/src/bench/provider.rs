@@ -2,12 +2,12 @@
 
 use super::{BenchOptions, Case, Event, PrecisionChoice, Refit, Row, contender::Contender};
 use crate::{BuildOptions, CachePolicy, Isolation, Provider, Registry, Result, Session, Tensors};
-use sdrun_abi::{Capabilities, DeviceKind, Host, Precision, Provide, RuntimeInfo, TimingPlan, WeightSource};
-use sdrun_weights::WeightStack;
-use std::{
-    thread,
-    time::{Duration, Instant},
+use sdrun_abi::{
+    Capabilities, DeviceKind, Host, Precision, Provide, RuntimeInfo, TimingPlan, WeightSource,
+    default_threads,
 };
+use sdrun_weights::WeightStack;
+use std::time::{Duration, Instant};
 
 /// A session of a provider.
 pub(super) struct Loaded<'a> {
@@ -104,7 +104,7 @@ impl Contender for Loaded<'_> {
 pub fn settings(build: &BuildOptions, offered: &Capabilities) -> Vec<String> {
     let mut settings = Vec::new();
     if build.device.kind == DeviceKind::Cpu {
-        let threads = build.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into));
+        let threads = build.threads.unwrap_or_else(default_threads);
         settings.push(if threads == 1 { "1 thread".into() } else { format!("{threads} threads") });
     }
     settings.push(if build.bake {

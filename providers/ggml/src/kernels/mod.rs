@@ -39,6 +39,7 @@ mod recurrent;
 mod reduce;
 mod repack;
 mod resample;
+mod rotary;
 mod scatter;
 mod strided;
 #[cfg(test)]
@@ -75,6 +76,7 @@ pub(crate) use recurrent::{Recurrent, State};
 pub(crate) use reduce::{ArgExtreme, CumulativeSum, Reduce, Reduction};
 pub(crate) use repack::Encoding;
 pub(crate) use resample::{Elements, Resample};
+pub(crate) use rotary::Rotary;
 pub(crate) use scatter::{Pick, Places, Scatter, Update};
 pub(crate) use sdrun_graph::fused::Activation;
 pub(crate) use strided::StridedCopy;

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     ffi::{Home, Tensor, Type, Unary},
-    kernels::{Activation, Broadcast, BroadcastOp, Function, Glu},
+    kernels::{Activation, Broadcast, BroadcastOp, Function, Glu, Rotary},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -31,6 +31,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Gelu", takes: UNARY, translate: through },
     Operator { name: "Swish", takes: UNARY, translate: through },
     Operator { name: "GLU", takes: "float, halves along the last axis", translate: glu },
+    Operator { name: "RotatePairs", takes: "float, neighbours along the last axis", translate: rotate_pairs },
     Operator { name: "Ceil", takes: UNARY, translate: own },
     Operator { name: "Celu", takes: UNARY, translate: own },
     Operator { name: "Elu", takes: UNARY, translate: own },
@@ -137,6 +138,25 @@ fn glu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     }
     let kernel = Glu { rows: shape::len(&out) / cols, cols, gate, activation };
     let y = t.custom(node, kernel, &[x.tensor], Type::F32, shape::extent(&out))?;
+    t.define(node, 0, y)
+}
+
+fn rotate_pairs(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let (x, out) = (t.float(node, 0)?, t.output_shape(node, 0)?);
+    let [cos, sin] = [t.float(node, 1)?, t.float(node, 2)?];
+    let Some((cols, dims)) = out.split_last().filter(|(cols, _)| cols.is_multiple_of(2) && x.shape == out)
+    else {
+        return refuse("its elements are no neighbours");
+    };
+    let rows = |factor: &Operand| {
+        let strides = shape::broadcast_strides(&factor.shape, &out)?;
+        strides.split_last().filter(|(step, _)| **step == 1).map(|(_, rows)| rows.to_vec())
+    };
+    let (Some(of_cos), Some(of_sin)) = (rows(&cos), rows(&sin)) else {
+        return refuse("its factors have no element for each element of a row");
+    };
+    let kernel = Rotary { dims: dims.to_vec(), cols: *cols, strides: [of_cos, of_sin] };
+    let y = t.custom(node, kernel, &[x.tensor, cos.tensor, sin.tensor], Type::F32, shape::extent(&out))?;
     t.define(node, 0, y)
 }
 

@@ -131,6 +131,7 @@ pub(super) fn fused() -> Vec<Case> {
         case("Gelu", 1, &[("approximate", text("tanh"))], vec![fed(&[3, 40], 1)]),
         case("RMSNormalization", 1, &[("epsilon", float(1e-3))], vec![fed(&[2, 3, 40], 1), weight(&[40], 2)]),
         case("GLU", 1, &[("gate", int(1)), activation("Gelu")], vec![fed(&[2, 3, 40], 1)]),
+        case("RotatePairs", 1, &[], vec![fed(&[2, 5, 3, 38], 1), fed(&[1, 5, 1, 38], 2), fed(&[38], 3)]),
         case("GLU", 1, &[("gate", int(0)), activation("FastGelu")], vec![fed(&[2, 3, 40], 1)]),
         case(
             "FusedMatMul",
