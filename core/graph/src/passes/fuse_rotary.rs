@@ -5,7 +5,8 @@ use super::{
 use crate::{Graph, ValueId};
 
 /// Fuses rotary position embeddings of neighbours, x · cos + turned · sin, into `RotatePairs`. `turned` has the neighbours (a, b) of the
-/// last axis of x as (−b, a), by two slices. Both may be widened by casts. Returns the number of fused nodes.
+/// last axis of x as (−b, a), by two slices. Both may be widened by casts. cos and sin have all elements of that axis. Returns the number of
+/// fused nodes.
 pub fn fuse_rotary(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         is_op(n, "Add").then_some(())?;
@@ -15,7 +16,9 @@ pub fn fuse_rotary(graph: &mut Graph) -> usize {
             products.flatten().find_map(|((x, cos), (y, sin))| {
                 let origin = turned_neighbours(uses, before_cast(uses, y))?;
                 let same = origin == before_cast(uses, x) && uses.dtype(x) == uses.dtype(y);
-                (same && uses.same_shape(x, n.output(0)?)).then_some([x, cos, sin])
+                let fits = uses.is_float(x) && uses.same_shape(x, n.output(0)?);
+                let whole_rows = [cos, sin].iter().all(|factor| uses.last_dim(*factor) == uses.last_dim(x));
+                (same && fits && whole_rows).then_some([x, cos, sin])
             })
         })?;
         Some(vec![fused_node(n, "RotatePairs", &inputs, [])])
@@ -104,8 +107,9 @@ mod tests {
 
     #[test]
     fn what_only_looks_like_one() {
-        // The same neighbours twice, and factors that enlarge x.
+        // The same neighbours twice, factors that enlarge x, and one factor for all elements.
         check(&file(DType::F32, 0, "1 n 1 8"), fuse_rotary, 0);
         check(&file(DType::F32, 1, "5 n 1 8"), fuse_rotary, 0);
+        check(&file(DType::F32, 1, "1 n 1 1"), fuse_rotary, 0);
     }
 }

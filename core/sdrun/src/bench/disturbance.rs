@@ -1,5 +1,6 @@
 //! Notices other work on the machine while something is measured.
 
+use sdrun_abi::default_threads;
 use serde::{Deserialize, Serialize};
 use std::{
     fs, hint, thread,
@@ -69,7 +70,10 @@ const SHORTEST: f64 = 0.1;
 /// Watches the machine.
 pub(super) struct Watch {
     threads: usize,
-    cores: usize,
+    /// Hardware threads of the machine.
+    all: usize,
+    /// Cores on which nothing is measured.
+    free: usize,
     best: Duration,
     steps: u64,
 }
@@ -77,13 +81,15 @@ pub(super) struct Watch {
 impl Watch {
     /// A watch for work on this many threads.
     pub(super) fn new(threads: usize) -> Self {
-        let cores = thread::available_parallelism().map_or(1, Into::into);
+        let all = thread::available_parallelism().map_or(1, Into::into);
+        let threads = threads.clamp(1, all);
+        let free = default_threads().saturating_sub(threads);
         // About 3 ms, from the time of a short one.
         let started = Instant::now();
         hint::black_box(spin(1 << 16));
         let each = started.elapsed().as_secs_f64() / f64::from(1 << 16);
         let steps = (0.003 / each.max(1e-10)) as u64;
-        let mut watch = Watch { threads: threads.clamp(1, cores), cores, best: Duration::MAX, steps };
+        let mut watch = Watch { threads, all, free, best: Duration::MAX, steps };
         for _ in 0..5 {
             watch.calibrate();
         }
@@ -121,14 +127,14 @@ impl Watch {
         if let (Some(a), Some(b)) = (before.cpu, after.cpu)
             && seconds >= SHORTEST
         {
-            let share = (b.stolen - a.stolen) / (seconds * self.cores as f64);
+            let share = (b.stolen - a.stolen) / (seconds * self.all as f64);
             if share > MOST_STOLEN {
                 return Some(Disturbance::Stolen { share });
             }
             if let (Some(own_before), Some(own_after)) = (before.own, after.own) {
                 let others = ((b.busy - a.busy) - (own_after - own_before)) / seconds;
                 // Other work on cores that the measured systems leave free disturbs nobody.
-                let disturbing = others - (self.cores - self.threads) as f64;
+                let disturbing = others - self.free as f64;
                 if disturbing > MOST_OTHER_CORES {
                     return Some(Disturbance::OtherWork { cores: others });
                 }
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn judges_what_it_saw() {
-        let watch = Watch { threads: 2, cores: 4, best: Duration::from_millis(3), steps: 1 };
+        let watch = Watch { threads: 2, all: 4, free: 2, best: Duration::from_millis(3), steps: 1 };
         let start = Instant::now();
         let moment = |seconds: f64, busy: f64, stolen: f64, own: f64, loop_ms: u64| Moment {
             at: start + Duration::from_secs_f64(seconds),

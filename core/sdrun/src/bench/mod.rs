@@ -31,7 +31,9 @@ use crate::{Error, Isolation, Model, Registry, Result, Shapes, Tensors, worker::
 use disturbance::Watch;
 use model::Systems;
 use race::Race;
-use sdrun_abi::{Capabilities, Device, Error as AbiError, ErrorCode, Hint, Host, Precision, Provide};
+use sdrun_abi::{
+    Capabilities, Device, Error as AbiError, ErrorCode, Hint, Host, Precision, Provide, default_threads,
+};
 use sdrun_weights::WeightStack;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -213,7 +215,7 @@ pub fn run(
     }
     let mut report = Report::new();
     let mut references: Vec<(Computed, Tensors)> = Vec::new();
-    let mut watch = Watch::new(options.threads.unwrap_or(usize::MAX));
+    let mut watch = Watch::new(options.threads.unwrap_or_else(default_threads));
     for case in cases {
         let graph = case.model.bound(&case.shapes)?;
         let inputs = crate::inputs::seeded(case.model, &graph, options.seed)?;
@@ -292,7 +294,7 @@ pub fn race<'a>(
         listen(Event::Done(done));
         return Ok(done.clone());
     }
-    let mut watch = Watch::new(options.threads.unwrap_or(usize::MAX));
+    let mut watch = Watch::new(options.threads.unwrap_or_else(default_threads));
     let reference = title.reference.map(|(_, outputs)| outputs);
     let case = (title.name, title.precision);
     let (rows, heats) = in_turns(case, reference, field, options, &mut watch, host, listen)?;

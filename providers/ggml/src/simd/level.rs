@@ -115,6 +115,8 @@ impl Level {
     /// four pairs of bytes at a time. AVX2 multiplies as many and adds two of them, in 16 bits, which only suffice for small bytes. AMX has
     /// products of bytes too, but its tiles would have to be emptied for the scales after every 32 elements.
     pub(crate) fn multiplies_bytes(self, largest: u8) -> bool {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = largest;
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => largest <= SMALL,
