@@ -178,6 +178,7 @@ const OURS: &[&str] = &[
     "ReduceProd",
     "ReduceSumSquare",
     "Resize",
+    "RotatePairs",
     "Round",
     "ScatterElements",
     "ScatterND",
