@@ -48,7 +48,8 @@ fn a_time_limit_ends_what_a_model_asks_for() {
             let outcome = finish(run.args(["--no-cache", "--time-limit", "1s"]));
             let told = format!("{file:?} on {provider}: {}", outcome.stderr);
             // On processors without AVX-512, OpenVINO would need 70 TB for the convolution.
-            assert!(matches!(outcome.code, Some(6 | 7 | 9)), "{told}");
+            let lacks_memory = provider == "openvino" && outcome.code == Some(7);
+            assert!(lacks_memory || matches!(outcome.code, Some(6 | 9)), "{told}");
         }
     }
 }

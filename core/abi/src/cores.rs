@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 /// may use, within the limit of its container.
 ///
 /// Hardware threads of one core share its arithmetic units, and one of them keeps these busy in a product of matrices. Slow cores count,
-/// because our kernels give them less work. Where the system does not say what shares a core, each hardware thread counts as one.
+/// because our kernels give them less work. If the system does not say which threads share a core, each hardware thread counts as one.
 pub fn default_threads() -> usize {
     let threads = available_parallelism().map_or(1, Into::into);
     cores().map_or(threads, |cores| cores.clamp(1, threads))

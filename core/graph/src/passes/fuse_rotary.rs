@@ -31,7 +31,7 @@ fn before_cast(uses: &Uses<'_>, id: ValueId) -> ValueId {
     from.filter(|from| uses.is_float(*from) && uses.is_float(id)).unwrap_or(id)
 }
 
-/// The value whose neighbours (a, b) along the last axis are (−b, a) in `id`.
+/// The value that `id` turns: its neighbours (a, b) along the last axis become (−b, a).
 fn turned_neighbours(uses: &Uses<'_>, id: ValueId) -> Option<ValueId> {
     let joined = uses.made_by(uses.made_by(id, "Reshape")?.input(0)?, "Concat")?;
     let &[Some(first), Some(second)] = &joined.inputs[..] else { return None };
@@ -50,7 +50,7 @@ fn alone(uses: &Uses<'_>, id: ValueId) -> Option<ValueId> {
     (axes == [-1] || axes == [uses.rank(x)? as i64]).then_some(x)
 }
 
-/// The value of which `id` is every other element of the last axis, from `first` to the end. The axis has an even length.
+/// The value from which `id` takes every other element of the last axis, starting at `first`. That axis must have an even length.
 fn every_other(uses: &Uses<'_>, id: ValueId, first: i64) -> Option<ValueId> {
     let slice = uses.made_by(id, "Slice")?;
     let x = slice.input(0)?;
