@@ -1,39 +1,88 @@
 //! Measures how fast weights are computed and loaded into engines, for `cargo xtask bench refit`: an SD 1.5 UNet checkpoint of
 //! 860 M parameters in f16 and a LoRA of rank 16. Both follow the synthetic rule and have layouts found in the wild. Prints JSON.
 //!
-//! `refit_speed FOLDER [PART…]` keeps its files in FOLDER. It runs the named parts of `keys`, `weights` and `ggml`, or all.
+//! `refit_speed FOLDER [PART…]` keeps its files in FOLDER. It runs the named parts of `keys`, `weights`, `ggml` and `sdxl`, or
+//! all. `sdxl` does what `ggml` does, with the UNet of SDXL (2.6 thousand million parameters).
 
 use anyhow::{Context, Result};
 use ndarray::Array2;
 use sdrun::{
     BuildOptions, CachePolicy, Isolation, Model,
-    abi::{NoHost, Weight, WeightSource},
+    abi::{NoHost, Precision, Weight, WeightSource},
     graph::{OpenOptions, WeightsPolicy},
     weights::{Adapter, AdapterUse, Binding, BoundTensor, Checkpoint, Component, WeightStack, builtin},
 };
 use sdrun_tests::{checkpoints, lab::Lab, memory};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
-const TAG: &str = "sd15-unet/B";
+/// A UNet to measure.
+struct Subject {
+    model: &'static str,
+    networks: checkpoints::Networks<'static>,
+    /// Names its values.
+    tag: &'static str,
+    /// Names of its files.
+    checkpoint: &'static str,
+    lora: &'static str,
+}
+
+const SD15: Subject = Subject {
+    model: "sd15/unet-fp16",
+    networks: checkpoints::SD15,
+    tag: "sd15-unet/B",
+    checkpoint: "sd15_unet_B",
+    lora: "lora_r16",
+};
+const SDXL: Subject = Subject {
+    model: "sdxl/unet",
+    networks: checkpoints::SDXL,
+    tag: "sdxl-unet/B",
+    checkpoint: "sdxl_unet_B",
+    lora: "sdxl_lora_r16",
+};
 const ROUNDS: usize = 5;
+
+/// A subject's files.
+struct Files {
+    checkpoint: PathBuf,
+    lora: PathBuf,
+    binding: Binding,
+}
+
+impl Subject {
+    /// Writes the checkpoint and the LoRA into `folder`, unless they are there.
+    fn files(&self, folder: &Path) -> Result<Files> {
+        let builtin = builtin::find(self.model).with_context(|| format!("there is no {}", self.model))?;
+        let binding = Binding::from_map(&builtin.weight_map()?);
+        let [checkpoint, lora] =
+            [self.checkpoint, self.lora].map(|name| folder.join(name).with_extension("safetensors"));
+        checkpoints::checkpoint(&checkpoint, &self.networks[..1], self.tag)?;
+        checkpoints::lora(&lora, &binding)?;
+        Ok(Files { checkpoint, lora, binding })
+    }
+}
 
 fn main() -> Result<()> {
     let folder = std::env::args().nth(1).context("give a folder for the checkpoint and the adapter")?;
     let folder = Path::new(&folder);
     std::fs::create_dir_all(folder)?;
-    let builtin = builtin::find("sd15/unet-fp16").context("there is no sd15/unet-fp16")?;
-    let binding = Binding::from_map(&builtin.weight_map()?);
-    let (checkpoint, lora) = (folder.join("sd15_unet_B.safetensors"), folder.join("lora_r16.safetensors"));
-    checkpoints::checkpoint(&checkpoint, &checkpoints::SD15[..1], TAG)?;
-    checkpoints::lora(&lora, &binding)?;
-    let mut measured = json!({"threads": std::thread::available_parallelism()?.get()});
-    type Part = fn(&Path, &Path, &Binding) -> Result<Value>;
     let wanted: Vec<String> = std::env::args().skip(2).collect();
-    for (name, part) in [("keys", keys_of as Part), ("weights", weights), ("ggml", ggml)] {
-        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
-            measured[name] = part(&checkpoint, &lora, &binding)?;
-        }
+    let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
+    let mut measured = json!({"threads": std::thread::available_parallelism()?.get()});
+    type Part = fn(&Subject, &Files) -> Result<Value>;
+    let parts = [
+        ("keys", keys_of as Part, SD15),
+        ("weights", weights, SD15),
+        ("ggml", ggml, SD15),
+        ("sdxl", ggml, SDXL),
+    ];
+    for (name, part, subject) in parts.into_iter().filter(|(name, ..)| wants(name)) {
+        measured[name] = part(&subject, &subject.files(folder)?)?;
     }
     println!("{measured}");
     Ok(())
@@ -46,7 +95,7 @@ fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
 }
 
 /// Milliseconds from files to a stack with all keys resolved.
-fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
+fn keys_of(_: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<Value> {
     let (mut opened, mut adapted) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let (s, stack) =
@@ -59,7 +108,7 @@ fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
 }
 
 /// Computing weights, compared with copying those of the file.
-fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
+fn weights(_: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<Value> {
     let file = Checkpoint::open(checkpoint)?;
     // Count only anonymous memory: mapped pages belong to the page cache.
     let before = memory::own();
@@ -140,28 +189,34 @@ fn gemm_peak() -> f64 {
     (2 * threads * N * N * N) as f64 / best.fold(f64::INFINITY, f64::min)
 }
 
-/// A refit, compared with a build from scratch with the same weights.
-fn ggml(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
+/// In each precision: builds with a load, loads of a built engine, and refits with the LoRA.
+fn ggml(subject: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<Value> {
     let lab = Lab::default();
     let provider = lab.registry.open("ggml", &Isolation::default())?;
     let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
-    let model = Model::find("sd15/unet-fp16", &lab.paths, &options, &NoHost)?;
-    let mut build = BuildOptions::new(provider.device(None)?);
-    build.cache = CachePolicy::Off;
+    let model = Model::find(subject.model, &lab.paths, &options, &NoHost)?;
     let base = WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?;
     let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
-    let (mut scratch, mut refits) = (Vec::new(), Vec::new());
-    let mut report = None;
-    for _ in 0..3 {
-        let (s, mut session) = seconds(|| {
-            let engine = provider.build(&model, &build, &NoHost)?;
-            Ok(engine.session(&stack, &NoHost)?)
-        })?;
-        scratch.push(s);
-        session.refit(&base, &NoHost)?;
-        let (s, done) = seconds(|| Ok(session.refit(&stack, &NoHost)?))?;
-        refits.push(s);
-        report = Some(done);
+    let mut measured = Value::default();
+    for precision in [Precision::Fp32, Precision::Q8_0] {
+        let mut build = BuildOptions::new(provider.device(None)?);
+        (build.cache, build.precision) = (CachePolicy::Off, precision);
+        let (mut scratch, mut loads, mut refits) = (Vec::new(), Vec::new(), Vec::new());
+        let mut report = None;
+        for _ in 0..ROUNDS {
+            let (built, engine) = seconds(|| Ok(provider.build(&model, &build, &NoHost)?))?;
+            let (merged, session) = seconds(|| Ok(engine.session(&stack, &NoHost)?))?;
+            // The next session gets the same memory, so that a slow system call for new memory does not count.
+            drop(session);
+            let (load, mut session) = seconds(|| Ok(engine.session(&base, &NoHost)?))?;
+            let (refit, done) = seconds(|| Ok(session.refit(&stack, &NoHost)?))?;
+            scratch.push(built + merged);
+            loads.push(load);
+            refits.push(refit);
+            report = Some(done);
+        }
+        measured[precision.to_string()] =
+            json!({"build_s": scratch, "load_s": loads, "refit_s": refits, "report": report});
     }
-    Ok(json!({"build_s": scratch, "refit_s": refits, "report": report}))
+    Ok(measured)
 }

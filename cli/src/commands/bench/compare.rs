@@ -65,6 +65,8 @@ struct Line {
     report: String,
     model: String,
     precision: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<usize>,
     /// As in the table: other software in parentheses.
     system: String,
     before_ms: Option<f64>,
@@ -107,7 +109,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 
 /// Whether two cases measured the same: topologies of versions may differ.
 fn same(a: &CaseReport, b: &CaseReport) -> bool {
-    (&a.model, &a.precision, &a.shapes) == (&b.model, &b.precision, &b.shapes)
+    (&a.model, &a.precision, a.threads, &a.shapes) == (&b.model, &b.precision, b.threads, &b.shapes)
 }
 
 /// Tells the rows of a case apart: other software may have the name of a provider.
@@ -142,6 +144,7 @@ fn line(report: &str, case: &CaseReport, before: &Row, after: Option<&Row>) -> L
         report: report.into(),
         model: case.model.clone(),
         precision: case.precision.clone(),
+        threads: case.threads,
         system: table::name(before),
         before_ms,
         after_ms,
@@ -224,7 +227,7 @@ fn show(out: &mut dyn Write, compared: &Compared) -> io::Result<()> {
         table.add_row([
             format::line(&line.report).into_owned(),
             format::line(&line.model).into_owned(),
-            format::line(&line.precision).into_owned(),
+            format::line(&table::setting(&line.precision, line.threads)).into_owned(),
             format::line(&line.system).into_owned(),
             ms(line.before_ms),
             ms(line.after_ms),

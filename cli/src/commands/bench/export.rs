@@ -3,6 +3,7 @@
 use super::table;
 use crate::{files, format};
 use clap::ValueEnum;
+use comfy_table::presets;
 use sdrun::bench::{Report, Row};
 use std::{
     collections::BTreeSet,
@@ -148,6 +149,10 @@ fn markdown(report: &Report) -> String {
             text += &format!("- {}\n", format::line(&remark));
         }
         text += "\n";
+    }
+    for table::Scaling { title, mut table } in table::scaling(report) {
+        table.load_style(presets::ASCII_MARKDOWN);
+        text += &format!("### {title}\n\n{table}\n\n");
     }
     text
 }

@@ -26,7 +26,12 @@ use sdrun::{
 };
 use serde::Serialize;
 use std::{
-    collections::BTreeMap, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration,
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
+    path::PathBuf,
+    process::ExitCode,
+    str::FromStr,
+    time::Duration,
 };
 
 /// Measure a model on every provider: build, load, speed, memory and accuracy in one table
@@ -97,9 +102,9 @@ pub(crate) struct Args {
     #[arg(long = "option", value_name = "[PROVIDER:]KEY=VALUE")]
     options: Vec<KeyValue>,
 
-    /// Number of threads on CPU devices [default: all cores]
-    #[arg(long, value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    /// Number of threads on CPU devices; several, such as 1,2,4,8, show how each system gains from more [default: all cores]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    threads: Vec<NonZeroUsize>,
 
     /// Measure at least this many runs (never fewer than 3)
     #[arg(long, value_name = "N", default_value = "10")]
@@ -245,10 +250,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    let report = match &pictures {
-        Some(pictures) => pictures.draw(&precisions, &registry, &options, &host, &mut listen),
-        None => bench::run(&registry, &cases, &options, &host, &mut listen),
-    };
+    let report = by_threads(args, &mut options, |options| match &pictures {
+        Some(pictures) => pictures.draw(&precisions, &registry, options, &host, &mut listen),
+        None => bench::run(&registry, &cases, options, &host, &mut listen),
+    });
     if report.is_err() && !so_far.cases.is_empty() && !targets.is_empty() {
         context.note(&format!("{} finished cases are in the exported files", so_far.cases.len()));
     }
@@ -283,13 +288,31 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if any { 0 } else { exit::NO }))
 }
 
+/// Measures with each number of threads in turn. Returns one report of all cases.
+fn by_threads(
+    args: &Args,
+    options: &mut BenchOptions,
+    mut measure: impl FnMut(&BenchOptions) -> sdrun::Result<Report>,
+) -> sdrun::Result<Report> {
+    let counts: BTreeSet<usize> = args.threads.iter().map(|count| count.get()).collect();
+    if counts.is_empty() {
+        return measure(options);
+    }
+    let mut report = Report::new();
+    for count in counts {
+        options.threads = Some(count);
+        report.cases.extend(measure(options)?.cases);
+    }
+    Ok(report)
+}
+
 impl Args {
     /// Whether the figures are those of ordinary use, so that the choice of providers may rest on them.
     fn changes_nothing(&self) -> bool {
         !self.no_save
             && !self.bake
             && self.vram_budget.is_none()
-            && self.threads.is_none()
+            && self.threads.is_empty()
             && self.options.is_empty()
     }
 }
@@ -323,7 +346,7 @@ fn options(args: &Args, registry: &Registry, context: &Context) -> anyhow::Resul
         providers: args.providers.clone(),
         baselines: baseline::chosen(&args.baselines, args.suite == Some(Suite::Pipeline), registry.paths())?,
         device: args.device.clone(),
-        threads: args.threads.or(context.config.threads).map(NonZeroUsize::get),
+        threads: context.config.threads.map(NonZeroUsize::get),
         min_runs: args.min_runs.get(),
         min_time: args.min_time,
         max_time: args.max_time.unwrap_or(Duration::from_secs(if is_quick { 10 } else { 60 })),

@@ -4,7 +4,7 @@ use crate::format;
 use comfy_table::{ContentArrangement, Table, presets};
 use sdrun::bench::{CaseReport, Environment, Kind, Ratio, Report, Row, Status};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io::{self, IsTerminal, Write},
 };
 
@@ -114,10 +114,63 @@ pub(super) fn show(out: &mut dyn Write, report: &Report, width: usize) -> io::Re
             writeln!(out, "  {line}")?;
         }
     }
+    for Scaling { title, table } in scaling(report) {
+        writeln!(out, "\n{title}\n{table}")?;
+    }
     if report.cases.iter().flat_map(|case| &case.rows).any(|row| row.kind == Kind::Baseline) {
         writeln!(out, "\nIn parentheses: other software, measured beside the providers.")?;
     }
     Ok(())
+}
+
+/// How much faster the systems of a case become with more threads.
+pub(super) struct Scaling {
+    pub(super) title: String,
+    pub(super) table: Table,
+}
+
+/// The cases that were measured with several numbers of threads.
+pub(super) fn scaling(report: &Report) -> Vec<Scaling> {
+    let mut groups: Vec<BTreeMap<usize, &CaseReport>> = Vec::new();
+    for (case, threads) in report.cases.iter().filter_map(|case| Some((case, case.threads?))) {
+        let key = |case: &CaseReport| (case.model.clone(), case.precision.clone(), case.shapes.clone());
+        match groups.iter_mut().find(|cases| cases.values().any(|other| key(other) == key(case))) {
+            Some(cases) => drop(cases.insert(threads, case)),
+            None => groups.push(BTreeMap::from([(threads, case)])),
+        }
+    }
+    groups.iter().filter(|cases| cases.len() > 1).filter_map(scaling_of).collect()
+}
+
+fn scaling_of(cases: &BTreeMap<usize, &CaseReport>) -> Option<Scaling> {
+    let (least, first) = cases.first_key_value()?;
+    let header = ["system".to_string()].into_iter().chain(cases.keys().map(|count| threads(*count)));
+    let mut table = format::table(header);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    for row in &first.rows {
+        // Wrong results count for nothing.
+        let median = |case: &CaseReport| {
+            let row =
+                case.rows.iter().find(|other| (other.kind, &other.system) == (row.kind, &row.system))?;
+            let counts = matches!(row.status, Status::Ok | Status::Unverified);
+            row.stats.as_ref().filter(|_| counts).map(|stats| stats.median_ms)
+        };
+        let alone = median(first);
+        let cell = |case: &CaseReport| match (alone, median(case)) {
+            (_, None) => "-".into(),
+            (None, Some(ms)) => format::three_digits(ms),
+            (Some(alone), Some(ms)) => format!("{} ({:.2}x)", format::three_digits(ms), alone / ms),
+        };
+        table.add_row([name(row)].into_iter().chain(cases.values().map(|case| cell(case))));
+    }
+    format::right(&mut table, 1..cases.len() + 1);
+    let title = format!(
+        "{}, {}: median ms, and how many times as fast as with {}",
+        first.model,
+        first.precision,
+        threads(*least)
+    );
+    Some(Scaling { title: format::line(&title).into_owned(), table })
 }
 
 /// The machine in words.
@@ -138,12 +191,22 @@ pub(super) fn machine(e: &Environment) -> String {
     )
 }
 
+/// A case's precision, and its threads if they were chosen.
+pub(super) fn setting(precision: &str, count: Option<usize>) -> String {
+    count.map_or(precision.into(), |count| format!("{precision}, {}", threads(count)))
+}
+
+fn threads(count: usize) -> String {
+    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
+}
+
 /// Model, shapes and reference.
 pub(super) fn title(case: &CaseReport) -> String {
     let shapes = case.shapes.iter().map(|(name, shape)| format!("{name} {shape:?}"));
     let reference =
         case.reference.as_deref().map_or("nothing to compare with".into(), |r| format!("compared with {r}"));
-    let about = [case.model.clone(), case.precision.clone()].into_iter().chain(shapes).chain([reference]);
+    let setting = setting(&case.precision, case.threads);
+    let about = [case.model.clone(), setting].into_iter().chain(shapes).chain([reference]);
     format::line(&about.collect::<Vec<_>>().join(", ")).into_owned()
 }
 
@@ -347,6 +410,39 @@ pub(super) mod tests {
         place("  away: the runtime, \"x\", is not installed");
         let times = |what: &str| text.matches(what).count();
         assert_eq!((times("compared with ref"), times("is not installed")), (2, 1), "{text}");
+    }
+
+    #[test]
+    fn threads_are_compared() {
+        let with = |threads: usize, median: f64| {
+            let mut case = report().cases.remove(0);
+            case.threads = Some(threads);
+            case.rows[1].stats.as_mut().unwrap().median_ms = median;
+            case
+        };
+        let mut report = report();
+        assert!(scaling(&report).is_empty());
+        // The others are of another shape, and of a number of threads that nobody chose.
+        let mut other = with(2, 1.0);
+        other.shapes.clear();
+        report.cases.extend([with(4, 3.0), other, with(1, 10.0)]);
+        let [Scaling { title, table }] = &scaling(&report)[..] else { panic!("one table") };
+        assert_eq!(title, "m|1, fp32: median ms, and how many times as fast as with 1 thread");
+        let text = table.to_string();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["system", "1", "thread", "4", "threads"], "{text}");
+        for line in [
+            ["slow", "20.0", "(1.00x)", "20.0", "(1.00x)"].as_slice(),
+            &["fast", "10.0", "(1.00x)", "3.00", "(3.33x)"],
+            &["wrong", "-", "-"],
+            &["away", "-", "-"],
+        ] {
+            assert!(lines.iter().any(|found| found == line), "{line:?}\n{text}");
+        }
+        let mut out = Vec::new();
+        show(&mut out, &report, usize::MAX).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        assert!(shown.contains(title) && shown.contains("m|1, fp32, 4 threads, x [1, 2]"), "{shown}");
     }
 
     /// A narrow table has fewer columns, and no line is longer than the terminal.

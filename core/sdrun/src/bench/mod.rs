@@ -118,13 +118,13 @@ pub struct BenchOptions {
     pub bake: bool,
     /// Device memory for weights ([`BuildOptions::vram_budget`](crate::BuildOptions::vram_budget)).
     pub vram_budget: Option<u64>,
-    /// Cases of an earlier report on this machine. Those of the same model, inputs, precision and systems are taken from it instead of
-    /// being measured again.
+    /// Cases of an earlier report on this machine. Those of the same model, inputs, precision, threads and systems are taken from it
+    /// instead of being measured again.
     pub earlier: Vec<CaseReport>,
 }
 
 impl BenchOptions {
-    /// The earlier case with this name, precision, inputs and systems.
+    /// The earlier case with this name, precision, inputs and systems, and with the same threads.
     fn earlier(
         &self,
         name: &str,
@@ -135,6 +135,7 @@ impl BenchOptions {
         let precision = precision.to_string();
         self.earlier.iter().find(|case| {
             (&*case.model, &*case.precision, &*case.inputs_sha256) == (name, &*precision, inputs_sha256)
+                && case.threads == self.threads
                 && case
                     .rows
                     .iter()
@@ -254,6 +255,7 @@ pub fn run(
             topology,
             model_topology: case.model.graph().topology_hash(),
             precision: case.precision.to_string(),
+            threads: options.threads,
             shapes: inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect(),
             inputs_sha256,
             reference: registry.reference().map(|p| p.id.clone()),
@@ -303,6 +305,7 @@ pub fn race<'a>(
         topology: String::new(),
         model_topology: String::new(),
         precision: title.precision.to_string(),
+        threads: options.threads,
         shapes: BTreeMap::new(),
         inputs_sha256: String::new(),
         reference: title.reference.map(|(provider, _)| provider.into()),

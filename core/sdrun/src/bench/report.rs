@@ -39,6 +39,9 @@ pub struct CaseReport {
     pub model_topology: String,
     /// `fp32`, `fp16`, `bf16`, or `low` (each provider's best below fp32).
     pub precision: String,
+    /// Number of threads on CPU devices, if it was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
     /// Shapes of the inputs.
     pub shapes: BTreeMap<String, Vec<usize>>,
     /// SHA-256 over the inputs.

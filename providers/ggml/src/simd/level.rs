@@ -97,6 +97,11 @@ impl Level {
             (Set::Avx512 | Set::Avx512Bf16 | Set::Amx, _) => AVX512_BLOCK,
         }
     }
+    /// Whether its registers have at least 256 bits.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn has_256_bits(self) -> bool {
+        !matches!(self.0, Set::Baseline)
+    }
     /// Whether its registers have 512 bits.
     pub(super) fn has_512_bits(self) -> bool {
         #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Transposes 16 x 16 squares of words, with AVX-512 if the processor has it.
+//! Transposes 16 x 16 squares of words, with AVX-512 or AVX2 if the processor has them.
 
 #[cfg(target_arch = "x86_64")]
 use super::level::Level;
@@ -35,13 +35,23 @@ pub(crate) fn transpose(
 ) {
     let Some(last) = count.checked_sub(1) else { return };
     assert!(source.end(last) <= from.len() && target.end(last) <= to.len(), "squares outside");
+    #[cfg(target_arch = "x86_64")]
+    let level = Level::detect();
     for i in 0..count {
         let (from, to) = (&from[i * source.step..], &mut to[i * target.step..]);
         #[cfg(target_arch = "x86_64")]
-        if Level::detect().has_512_bits() {
-            // SAFETY: the processor has the features, by `detect`; the squares lie inside the slices.
-            unsafe { square(from.as_ptr().cast(), source.row, to.as_mut_ptr().cast(), target.row) };
-            continue;
+        {
+            let (from, to) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
+            if level.has_512_bits() {
+                // SAFETY: the processor has the features, by `detect`; the squares lie inside the slices.
+                unsafe { square(from, source.row, to, target.row) };
+                continue;
+            }
+            if level.has_256_bits() {
+                // SAFETY: as above.
+                unsafe { square_of_quarters(from, source.row, to, target.row) };
+                continue;
+            }
         }
         for row in 0..SQUARE {
             (0..SQUARE).for_each(|col| to[col * target.row + row] = from[row * source.row + col]);
@@ -79,6 +89,34 @@ unsafe fn square(from: *const f32, from_row: usize, to: *mut f32, to_row: usize)
             ];
             for (i, column) in columns.into_iter().enumerate() {
                 _mm512_storeu_ps(to.add((col + i) * to_row), column);
+            }
+        }
+    }
+}
+
+/// As [`square`], eight rows at a time.
+///
+/// # Safety
+/// The processor has AVX2; the rest is as for `square`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn square_of_quarters(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+    for (row, col) in (0..SQUARE).step_by(4).flat_map(|col| [(0, col), (8, col)]) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            let four = |i: usize| _mm_loadu_ps(from.add((row + i) * from_row + col));
+            let rows = |i: usize| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(four(i)), four(i + 4));
+            let [a, b, c, d] = [rows(0), rows(1), rows(2), rows(3)];
+            let low = [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)];
+            let high = [_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d)];
+            let columns = [
+                _mm256_shuffle_ps::<0x44>(low[0], low[1]),
+                _mm256_shuffle_ps::<0xee>(low[0], low[1]),
+                _mm256_shuffle_ps::<0x44>(high[0], high[1]),
+                _mm256_shuffle_ps::<0xee>(high[0], high[1]),
+            ];
+            for (i, column) in columns.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add((col + i) * to_row + row), column);
             }
         }
     }

@@ -6,11 +6,15 @@
 mod expand;
 mod quantize;
 
-use super::{Panels, panels::Order, quads::TURN};
-use crate::simd::{Words, vectorize};
+use super::{
+    Panels,
+    panels::{Layout, Order},
+    quads::TURN,
+};
+use crate::simd::{Words, as_words_mut, vectorize};
 use expand::{Expand, ReadScales};
-use quantize::Quantize;
 pub(super) use quantize::eight;
+use quantize::{LANES, Quantize};
 use std::ops::Range;
 
 /// A block format.
@@ -184,10 +188,6 @@ impl Blocks {
     ) {
         let Panels { groups, rows, depth, block, words, taps, .. } = *panels;
         let plan = Plan::new(self, panels);
-        // Padding keeps neighbouring rows from sharing cache sets.
-        let pitch = plan.line() + 16;
-        let (mut lines, mut bytes) = (vec![0f32; block * pitch], vec![0; plan.bytes()]);
-        let mut values = vec![0f32; if transposed { block } else { depth }];
         let place = |d: usize| match words {
             Words::F32 | Words::Bytes => d,
             // A pair holds the same tap of two runs of taps.
@@ -197,26 +197,46 @@ impl Blocks {
             }
         };
         let places: Vec<usize> = (0..depth).map(place).collect();
+        // Rows that are quantized together lie one after the other.
+        let (line, pitch) = (plan.line().next_multiple_of(BLOCK), block.next_multiple_of(LANES));
+        let mut columns = vec![[0f32; LANES]; line * pitch / LANES];
+        // Rows of the matrix, and their transpose.
+        let (mut values, mut turned) = if transposed {
+            (Vec::new(), vec![0f32; pitch])
+        } else {
+            (vec![0f32; block * depth], vec![0f32; pitch * depth])
+        };
+        let mut bytes = vec![0; plan.bytes()];
         for group in 0..groups {
             let start = group * rows * depth;
-            for (index, first) in (0..rows).step_by(block).enumerate() {
-                let height = block.min(rows - first);
+            for (index, top) in (0..rows).step_by(block).enumerate() {
+                let height = block.min(rows - top);
                 if transposed {
-                    for (d, place) in places.iter().enumerate() {
-                        let values = &mut values[..height];
-                        read(start + d * rows + first, values);
-                        let to = lines[*place..].iter_mut().step_by(pitch);
-                        to.zip(&*values).for_each(|(to, value)| *to = *value);
-                    }
+                    turned[height..].fill(0.0);
                 } else {
-                    for (row, line) in lines.chunks_mut(pitch).take(height).enumerate() {
-                        read(start + (first + row) * depth, &mut values);
-                        values.iter().zip(&places).for_each(|(value, place)| line[*place] = *value);
-                    }
+                    let values = &mut values[..height * depth];
+                    read(start + top * depth, values);
+                    let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
+                    Panels::columns([1, height, depth], pitch).fill(
+                        values,
+                        layout,
+                        0,
+                        as_words_mut(&mut turned),
+                    );
+                }
+                for (d, place) in places.iter().enumerate() {
+                    let column = if transposed {
+                        read(start + d * rows + top, &mut turned[..height]);
+                        &turned
+                    } else {
+                        &turned[d * pitch..][..pitch]
+                    };
+                    let places = columns[*place..].iter_mut().step_by(line);
+                    places.zip(column.as_chunks().0).for_each(|(to, column)| *to = *column);
                 }
                 bytes.fill(0);
-                for (row, line) in lines.chunks(pitch).take(height).enumerate() {
-                    vectorize(Quantize { plan, row, line: &line[..plan.line()], bytes: &mut bytes });
+                for (first, columns) in (0..).step_by(LANES).zip(columns.chunks_exact(line)) {
+                    vectorize(Quantize { plan, first, columns, bytes: &mut bytes });
                 }
                 write((group * panels.per_group() + index) * bytes.len(), &bytes);
             }
@@ -360,6 +380,29 @@ mod tests {
                 values[9] = wrong;
                 assert!(eight(&values).0.is_nan(), "{largest} {wrong}");
             }
+        }
+    }
+
+    #[test]
+    fn panels_have_the_numbers_of_single_blocks() {
+        let value = |i: usize| ((i * 7919 % 10007) as f32 - 5000.0) * [1e-3, 1.0, 1e-41, 1e4][i / 40 % 4];
+        for (rows, depth, block) in [(6, 64, 6), (21, 40, 14), (40, 96, 32), (16, 33, 16)] {
+            let values: Vec<f32> = (0..rows * depth).map(value).collect();
+            let turned: Vec<f32> = (0..rows * depth).map(|i| values[i % rows * depth + i / rows]).collect();
+            let mut expected = vec![0.0; rows * depth];
+            for (values, out) in values.chunks(depth).zip(expected.chunks_mut(depth)) {
+                for (values, out) in values.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
+                    let mut padded = [0.0; BLOCK];
+                    padded[..values.len()].copy_from_slice(values);
+                    let (scale, integers, _) = eight(&padded);
+                    let scale = half::f16::from_f32(scale).to_f32();
+                    out.iter_mut().zip(integers).for_each(|(x, q)| *x = scale * f32::from(q.cast_signed()));
+                }
+            }
+            let panels = Panels::columns([1, rows, depth], block);
+            assert_eq!(restored(Blocks::Q8_0, &panels, &values, false), expected, "{panels:?}");
+            let transposed = restored(Blocks::Q8_0, &panels, &turned, true);
+            assert!((0..rows * depth).all(|i| transposed[i] == expected[i % rows * depth + i / rows]));
         }
     }
 

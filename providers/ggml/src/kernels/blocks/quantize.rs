@@ -1,15 +1,26 @@
 //! Quantizes values to blocks.
 
-use super::{BLOCK, Blocks, GROUP, Plan};
-use crate::simd::Vectorized;
+use super::{BLOCK, Blocks, GROUP, Plan, STEPS};
+use crate::{kernels::quads::TURN, simd::Vectorized};
 use half::f16;
+use std::ops::Range;
 
-/// Quantizes one row of a panel.
+// Loops over indices, because methods of arrays and iterators are not inlined into code for wider registers.
+
+/// Rows that are quantized together. Nothing is added or compared across them, so they fill vectors.
+pub(super) const LANES: usize = 8;
+
+/// The elements of these rows at one depth.
+pub(super) type Column = [f32; LANES];
+
+/// Quantizes rows of a panel.
 pub(super) struct Quantize<'a> {
     pub(super) plan: Plan,
-    pub(super) row: usize,
-    pub(super) line: &'a [f32],
-    /// The bytes of the panel. Those of the row are 0.
+    /// The first of the rows.
+    pub(super) first: usize,
+    /// Whole blocks, padded with zeros.
+    pub(super) columns: &'a [Column],
+    /// The bytes of the panel. Those of the rows are 0.
     pub(super) bytes: &'a mut [u8],
 }
 
@@ -18,12 +29,223 @@ impl Vectorized for Quantize<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let Quantize { plan, row, line, bytes } = self;
+        let Quantize { plan, first, columns, bytes } = self;
+        let rows = first..plan.rows.min(first + LANES);
+        let columns = columns.as_chunks::<BLOCK>().0;
         match plan.blocks {
-            Blocks::Q8_0 => q8_0(plan, row, line, bytes),
-            Blocks::Q4K => q4_k(plan, row, line, bytes),
+            Blocks::Q8_0 => {
+                for (block, columns) in columns.iter().enumerate() {
+                    let (scales, inverses) = eights(columns);
+                    for (row, scale) in rows.clone().zip(scales) {
+                        let at = plan.scales(block) + 2 * row;
+                        bytes[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+                    }
+                    let rounded = |x: f32, l: usize| x * inverses[l];
+                    write(plan, block, rows.clone(), &whole(columns, rounded), bytes);
+                }
+            }
+            Blocks::Q4K => {
+                for (group, columns) in columns.chunks(GROUP).enumerate() {
+                    q4_k(plan, group, rows.clone(), columns, bytes);
+                }
+            }
         }
     }
+}
+
+/// What `of` makes of each lane. One loop for each result, because only such loops become vectors.
+#[inline(always)]
+fn lanes<T: Copy + Default>(of: impl Fn(usize) -> T) -> [T; LANES] {
+    let mut all = [T::default(); LANES];
+    for l in 0..LANES {
+        all[l] = of(l);
+    }
+    all
+}
+
+/// The scales of blocks in 8 bits, and their inverses, as [`eight`] has them.
+#[inline(always)]
+fn eights(columns: &[Column; BLOCK]) -> (Column, Column) {
+    let (mut largest, mut zero) = ([0.0; LANES], [0.0; LANES]);
+    for column in columns {
+        largest = lanes(|l| if column[l].abs() > largest[l] { column[l].abs() } else { largest[l] });
+        zero = lanes(|l| zero[l] + column[l] * 0.0);
+    }
+    let scales = lanes(|l| if zero[l] == 0.0 { largest[l] / 127.0 } else { f32::NAN });
+    (scales, lanes(|l| inverse_of(scales[l])))
+}
+
+/// The nearest whole numbers, ties to even, of what `of` makes of each value and its lane, as bytes. It makes at most 255 of a value.
+#[inline(always)]
+fn whole(columns: &[Column; BLOCK], of: impl Fn(f32, usize) -> f32) -> [[u32; LANES]; BLOCK] {
+    /// A sum with it is rounded to a whole number, which its lower bits hold.
+    const ROUND: f32 = 1.5 * (1 << 23) as f32;
+    let mut integers = [[0; LANES]; BLOCK];
+    for (integers, column) in integers.iter_mut().zip(columns) {
+        *integers = lanes(|l| (of(column[l], l) + ROUND).to_bits() & 0xff);
+    }
+    integers
+}
+
+/// Writes the integers of a block of each row.
+#[inline(always)]
+fn write(plan: Plan, block: usize, rows: Range<usize>, integers: &[[u32; LANES]; BLOCK], bytes: &mut [u8]) {
+    let (elements, first) = (plan.elements, block * plan.runs_of_block());
+    let runs = first..(first + plan.runs_of_block()).min(plan.runs);
+    let half = if plan.blocks == Blocks::Q4K { plan.run_bytes() } else { usize::MAX };
+    for (run, integers) in runs.zip(integers.chunks_exact(STEPS * elements)) {
+        let bytes = &mut bytes[run * plan.run_bytes()..][..plan.run_bytes()];
+        // The lower half of a byte, or the upper one.
+        let nibble = |place: usize| if place < half { (place, 0) } else { (place - half, 4) };
+        for (step, word) in integers.chunks_exact(elements).enumerate() {
+            let at = plan.at(step, rows.start);
+            if let [a, b, c, d] = word {
+                let turn = if plan.blocks == Blocks::Q8_0 { u32::from_ne_bytes([TURN; 4]) } else { 0 };
+                let (at, shift) = nibble(4 * at);
+                for (l, out) in bytes[at..].as_chunks_mut::<4>().0.iter_mut().take(rows.len()).enumerate() {
+                    let word = (a[l] | b[l] << 8 | c[l] << 16 | d[l] << 24) ^ turn;
+                    *out = (u32::from_le_bytes(*out) | word << shift).to_le_bytes();
+                }
+                continue;
+            }
+            for (i, integers) in word.iter().enumerate() {
+                let (at, shift) = nibble(i * plan.span() + at);
+                let out = &mut bytes[at..][..rows.len()];
+                match out.as_chunks_mut::<LANES>().0.first_mut() {
+                    Some(out) => (0..LANES).for_each(|l| out[l] |= (integers[l] << shift) as u8),
+                    None => out.iter_mut().zip(integers).for_each(|(out, q)| *out |= (q << shift) as u8),
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn q4_k(plan: Plan, group: usize, rows: Range<usize>, columns: &[[Column; BLOCK]], bytes: &mut [u8]) {
+    let (mut fits, mut zero) = ([Fits::default(); GROUP], [0.0; LANES]);
+    for (fits, columns) in fits.iter_mut().zip(columns) {
+        *fits = Fits::of(columns);
+        for column in columns {
+            zero = lanes(|l| zero[l] + column[l] * 0.0);
+        }
+    }
+    let mut factors = [[0.0; LANES]; 2];
+    for (l, row) in rows.clone().enumerate() {
+        for (i, factors) in factors.iter_mut().enumerate() {
+            let most = fits.iter().map(|fits| if i == 0 { fits.scales[l] } else { fits.offsets[l] });
+            let most = most.fold(0f32, f32::max) / 63.0;
+            let factor = if zero[l] == 0.0 { f16::from_f32(most) } else { f16::NAN };
+            let at = plan.factors(group) + 2 * (i * plan.rows + row);
+            bytes[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+            factors[l] = factor.to_f32();
+        }
+    }
+    let multiple = |value: f32, factor: f32| {
+        let most = (value / factor).round_ties_even();
+        if factor != 0.0 && most < 63.0 {
+            most
+        } else if factor != 0.0 {
+            63.0
+        } else {
+            0.0
+        }
+    };
+    for (i, (columns, fits)) in columns.iter().zip(&fits).enumerate() {
+        let multiples = [
+            lanes(|l| multiple(fits.scales[l], factors[0][l])),
+            lanes(|l| multiple(fits.offsets[l], factors[1][l])),
+        ];
+        let scales = lanes(|l| multiples[0][l] * factors[0][l]);
+        let offsets = lanes(|l| multiples[1][l] * factors[1][l]);
+        let inverses = lanes(|l| if scales[l] > 0.0 { 1.0 / scales[l] } else { 0.0 });
+        for (half, multiples) in multiples.iter().enumerate() {
+            let at = plan.scales(group * GROUP + i) + half * plan.rows + rows.start;
+            bytes[at..][..rows.len()].iter_mut().zip(multiples).for_each(|(out, x)| *out = *x as u8);
+        }
+        let rounded = |x: f32, l: usize| clamp((x + offsets[l]) * inverses[l]);
+        write(plan, group * GROUP + i, rows.clone(), &whole(columns, rounded), bytes);
+    }
+}
+
+/// The value, or the nearest that four bits have. 0 for NaN.
+#[inline(always)]
+fn clamp(x: f32) -> f32 {
+    let x = if x > 0.0 { x } else { 0.0 };
+    if x < 15.0 { x } else { 15.0 }
+}
+
+/// The best `scale · q - offset` for a block of each row, with q from 0 to 15. Of several candidates, it is the one with the least sum of
+/// squared errors. Each error is weighted by the size of the value, because larger values matter more in a product.
+#[derive(Clone, Copy, Default)]
+struct Fits {
+    scales: Column,
+    offsets: Column,
+}
+
+impl Fits {
+    #[inline(always)]
+    fn of(columns: &[Column; BLOCK]) -> Self {
+        /// Each candidate divides the range into `15 + shift` steps.
+        const SHIFTS: [f32; 5] = [-1.0, -0.5, 0.0, 0.5, 1.0];
+        let zeros = [0.0; LANES];
+        let (mut least, mut most, mut squares) = (zeros, columns[0], zeros);
+        for x in columns {
+            least = lanes(|l| if x[l] < least[l] { x[l] } else { least[l] });
+            most = lanes(|l| if x[l] > most[l] { x[l] } else { most[l] });
+            squares = lanes(|l| squares[l] + x[l] * x[l]);
+        }
+        let sizes = lanes(|l| (squares[l] / BLOCK as f32).sqrt());
+        let (mut weights, mut weighted) = ([zeros; BLOCK], [zeros; BLOCK]);
+        // Σw, Σwx, Σwx².
+        let (mut w, mut x, mut xx) = (zeros, zeros, zeros);
+        for (i, column) in columns.iter().enumerate() {
+            weights[i] = lanes(|l| sizes[l] + column[l].abs());
+            weighted[i] = lanes(|l| weights[i][l] * column[l]);
+            w = lanes(|l| w[l] + weights[i][l]);
+            x = lanes(|l| x[l] + weighted[i][l]);
+            xx = lanes(|l| xx[l] + weighted[i][l] * column[l]);
+        }
+        let mut error = [f32::INFINITY; LANES];
+        let mut best = Fits { scales: lanes(|l| (most[l] - least[l]) / 15.0), offsets: lanes(|l| -least[l]) };
+        for shift in SHIFTS {
+            let inverses = lanes(|l| (15.0 + shift) / (most[l] - least[l]));
+            // Σwq, Σwq², Σwxq.
+            let (mut q, mut qq, mut xq) = (zeros, zeros, zeros);
+            for (i, column) in columns.iter().enumerate() {
+                let integers = lanes(|l| clamp(((column[l] - least[l]) * inverses[l]).round_ties_even()));
+                let scaled = lanes(|l| weights[i][l] * integers[l]);
+                q = lanes(|l| q[l] + scaled[l]);
+                qq = lanes(|l| qq[l] + scaled[l] * integers[l]);
+                xq = lanes(|l| xq[l] + weighted[i][l] * integers[l]);
+            }
+            let determinant = lanes(|l| w[l] * qq[l] - q[l] * q[l]);
+            let scales = lanes(|l| (w[l] * xq[l] - x[l] * q[l]) / determinant[l]);
+            let offsets = lanes(|l| (q[l] * xq[l] - qq[l] * x[l]) / determinant[l]);
+            // Offsets cannot be negative.
+            let s = lanes(|l| if offsets[l] < 0.0 { xq[l] / qq[l] } else { scales[l] });
+            let b = lanes(|l| if offsets[l] < 0.0 { 0.0 } else { -offsets[l] });
+            let squares = lanes(|l| {
+                let mixed = s[l] * b[l] * q[l] - s[l] * xq[l] - b[l] * x[l];
+                xx[l] + s[l] * s[l] * qq[l] + b[l] * b[l] * w[l] + 2.0 * mixed
+            });
+            // Both conditions are false for the NaN that a determinant of 0 yields.
+            let better = lanes(|l| squares[l] < error[l] && s[l] > 0.0);
+            error = lanes(|l| if better[l] { squares[l] } else { error[l] });
+            best.scales = lanes(|l| if better[l] { s[l] } else { best.scales[l] });
+            best.offsets = lanes(|l| if better[l] { -b[l] } else { best.offsets[l] });
+        }
+        let flat = lanes(|l| most[l] <= least[l]);
+        Fits {
+            scales: lanes(|l| if flat[l] { 0.0 } else { best.scales[l] }),
+            offsets: lanes(|l| if flat[l] { -least[l] } else { best.offsets[l] }),
+        }
+    }
+}
+
+/// The inverse of a scale. If it overflows, the values are so small that they count as zeros, as they would in f16.
+#[inline(always)]
+fn inverse_of(scale: f32) -> f32 {
+    if (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 }
 }
 
 /// The scale of a block in 8 bits, its integers, and their sum.
@@ -31,106 +253,9 @@ impl Vectorized for Quantize<'_> {
 pub(in crate::kernels) fn eight(values: &[f32; BLOCK]) -> (f32, [u8; BLOCK], f32) {
     let largest = reduce(each(values, f32::abs), |a, b| if b > a { b } else { a });
     let scale = if is_finite(values) { largest / 127.0 } else { f32::NAN };
-    // If the inverse overflows, the values are so small that they count as zeros, as they would in f16.
-    let inverse = if (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 };
+    let inverse = inverse_of(scale);
     let integers = each(values, |x| (x * inverse).round_ties_even());
     (scale, bytes_of(&integers), reduce(integers, add))
-}
-
-#[inline(always)]
-fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
-    for (block, values) in line.chunks(BLOCK).enumerate() {
-        let (scale, integers, _) = eight(&padded(values));
-        let at = plan.scales(block) + 2 * row;
-        bytes[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-        plan.place(block, row, &integers, |run, place, q| bytes[run * plan.run_bytes() + place] = q);
-    }
-}
-
-#[inline(always)]
-fn q4_k(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
-    for (group, values) in line.chunks(GROUP * BLOCK).enumerate() {
-        let (mut fits, mut finite) = ([Fit::default(); GROUP], true);
-        for (fit, values) in fits.iter_mut().zip(values.chunks(BLOCK)) {
-            let values = padded(values);
-            *fit = Fit::of(&values);
-            finite &= is_finite(&values);
-        }
-        let most = |of: fn(&Fit) -> f32| fits.iter().map(of).fold(0f32, f32::max) / 63.0;
-        let factors = match finite {
-            true => [most(|fit| fit.scale), most(|fit| fit.offset)].map(f16::from_f32),
-            false => [f16::NAN; 2],
-        };
-        let at = plan.factors(group) + 2 * row;
-        for (factor, at) in factors.iter().zip([at, at + 2 * plan.rows]) {
-            bytes[at..at + 2].copy_from_slice(&factor.to_le_bytes());
-        }
-        let whole = |value: f32, factor: f16| match factor.to_f32() {
-            0.0 => 0.0,
-            factor => (value / factor).round_ties_even().min(63.0),
-        };
-        for (i, (values, fit)) in values.chunks(BLOCK).zip(fits).enumerate() {
-            let (scale, offset) = (whole(fit.scale, factors[0]), whole(fit.offset, factors[1]));
-            let at = plan.scales(group * GROUP + i) + row;
-            (bytes[at], bytes[at + plan.rows]) = (scale as u8, offset as u8);
-            let (scale, offset) = (scale * factors[0].to_f32(), offset * factors[1].to_f32());
-            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-            let rounded = |x: f32| ((x + offset) * inverse).round_ties_even().clamp(0.0, 15.0);
-            let integers = bytes_of(&each(&padded(values), rounded));
-            let half = plan.run_bytes();
-            plan.place(group * GROUP + i, row, &integers, |run, place, q| {
-                let (at, q) = if place < half { (place, q) } else { (place - half, q << 4) };
-                bytes[run * half + at] |= q;
-            });
-        }
-    }
-}
-
-/// The best `scale · q - offset` for a block, with q from 0 to 15. Of several candidates, it is the one with the least sum of squared
-/// errors. Each error is weighted by the size of the value, because larger values matter more in a product.
-#[derive(Clone, Copy, Default)]
-struct Fit {
-    scale: f32,
-    offset: f32,
-}
-
-impl Fit {
-    #[inline(always)]
-    fn of(block: &[f32; BLOCK]) -> Self {
-        /// Each candidate divides the range into `15 + shift` steps.
-        const SHIFTS: [f32; 5] = [-1.0, -0.5, 0.0, 0.5, 1.0];
-        let least = reduce(*block, |a, b| if b < a { b } else { a }).min(0.0);
-        let most = reduce(*block, |a, b| if b > a { b } else { a });
-        if most <= least {
-            return Fit { scale: 0.0, offset: -least };
-        }
-        let size = (dot(block, block) / BLOCK as f32).sqrt();
-        let weights = each(block, |x| size + x.abs());
-        let weighted = products(&weights, block);
-        // Σw, Σwx, Σwx².
-        let (w, x, xx) = (reduce(weights, add), reduce(weighted, add), dot(&weighted, block));
-        let mut best = (f32::INFINITY, Fit { scale: (most - least) / 15.0, offset: -least });
-        for shift in SHIFTS {
-            let inverse = (15.0 + shift) / (most - least);
-            let integers = each(block, |x| ((x - least) * inverse).round_ties_even().clamp(0.0, 15.0));
-            let scaled = products(&weights, &integers);
-            // Σwq, Σwq², Σwxq.
-            let (q, qq, xq) = (reduce(scaled, add), dot(&scaled, &integers), dot(&weighted, &integers));
-            let determinant = w * qq - q * q;
-            let mut fit = ((w * xq - x * q) / determinant, (q * xq - qq * x) / determinant);
-            if fit.1 < 0.0 {
-                // Offsets cannot be negative.
-                fit = (xq / qq, 0.0);
-            }
-            let (s, b) = (fit.0, -fit.1);
-            let error = xx + s * s * qq + b * b * w + 2.0 * (s * b * q - s * xq - b * x);
-            // Both conditions are false for the NaN that a determinant of 0 yields.
-            if error < best.0 && s > 0.0 {
-                best = (error, Fit { scale: s, offset: fit.1 });
-            }
-        }
-        best.1
-    }
 }
 
 #[inline(always)]
@@ -151,35 +276,11 @@ fn reduce(mut values: [f32; BLOCK], with: impl Fn(f32, f32) -> f32) -> f32 {
     values[0]
 }
 
-#[inline(always)]
-fn dot(a: &[f32; BLOCK], b: &[f32; BLOCK]) -> f32 {
-    reduce(products(a, b), add)
-}
-
 /// Whether all values are finite. A block cannot represent a single infinity or NaN, so all its values become NaN, which then shows
 /// in the results.
 #[inline(always)]
 fn is_finite(values: &[f32; BLOCK]) -> bool {
     reduce(each(values, |x| x * 0.0), add) == 0.0
-}
-
-/// The values, padded with zeros to a block.
-#[inline(always)]
-fn padded(values: &[f32]) -> [f32; BLOCK] {
-    let mut block = [0.0; BLOCK];
-    block[..values.len()].copy_from_slice(values);
-    block
-}
-
-// Loops over indices, because methods of arrays and iterators are not inlined into code for wider registers.
-
-#[inline(always)]
-fn products(a: &[f32; BLOCK], b: &[f32; BLOCK]) -> [f32; BLOCK] {
-    let mut products = [0.0; BLOCK];
-    for i in 0..BLOCK {
-        products[i] = a[i] * b[i];
-    }
-    products
 }
 
 /// The lowest byte of each whole number.
