@@ -25,7 +25,7 @@ pub(super) fn refit(lab: &Lab<'_>) -> Outcome {
 }
 
 /// Loads and refits of a UNet in each precision, with the targets of both.
-fn of_ggml(measured: &Value, model: &str, [load, refit]: [&str; 2], lines: &mut Vec<Line>) {
+fn of_ggml(measured: &Value, model: &str, [load, refit]: [&'static str; 2], lines: &mut Vec<Line>) {
     for (precision, times) in measured.as_object().into_iter().flatten() {
         let of = |name: &str| median(&numbers(&times[name]));
         let on = format!("{model} UNet on ggml, {precision}");

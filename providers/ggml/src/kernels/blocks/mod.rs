@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn panels_have_the_numbers_of_single_blocks() {
-        let value = |i: usize| ((i * 7919 % 10007) as f32 - 5000.0) * [1e-3, 1.0, 1e-41, 1e4][i / 40 % 4];
+        let value = |i: usize| ((i * 7919 % 10007) as f32 - 5000.0) * [1e-3, 1.0, 1e-41, 1e2][i / 40 % 4];
         for (rows, depth, block) in [(6, 64, 6), (21, 40, 14), (40, 96, 32), (16, 33, 16)] {
             let values: Vec<f32> = (0..rows * depth).map(value).collect();
             let turned: Vec<f32> = (0..rows * depth).map(|i| values[i % rows * depth + i / rows]).collect();

@@ -5,8 +5,6 @@ use crate::{kernels::quads::TURN, simd::Vectorized};
 use half::f16;
 use std::ops::Range;
 
-// Loops over indices, because methods of arrays and iterators are not inlined into code for wider registers.
-
 /// Rows that are quantized together. Nothing is added or compared across them, so they fill vectors.
 pub(super) const LANES: usize = 8;
 
@@ -57,6 +55,7 @@ impl Vectorized for Quantize<'_> {
 #[inline(always)]
 fn lanes<T: Copy + Default>(of: impl Fn(usize) -> T) -> [T; LANES] {
     let mut all = [T::default(); LANES];
+    #[expect(clippy::needless_range_loop, reason = "iterators are not inlined into code for wider registers")]
     for l in 0..LANES {
         all[l] = of(l);
     }
@@ -282,6 +281,8 @@ fn reduce(mut values: [f32; BLOCK], with: impl Fn(f32, f32) -> f32) -> f32 {
 fn is_finite(values: &[f32; BLOCK]) -> bool {
     reduce(each(values, |x| x * 0.0), add) == 0.0
 }
+
+// Loops over indices, because methods of arrays and iterators are not inlined into code for wider registers.
 
 /// The lowest byte of each whole number.
 #[inline(always)]
