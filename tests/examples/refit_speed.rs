@@ -49,6 +49,7 @@ const ROUNDS: usize = 5;
 
 /// A subject's files.
 struct Files {
+    model: &'static str,
     checkpoint: PathBuf,
     lora: PathBuf,
     binding: Binding,
@@ -63,7 +64,7 @@ impl Subject {
             [self.checkpoint, self.lora].map(|name| folder.join(name).with_extension("safetensors"));
         checkpoints::checkpoint(&checkpoint, &self.networks[..1], self.tag)?;
         checkpoints::lora(&lora, &binding)?;
-        Ok(Files { checkpoint, lora, binding })
+        Ok(Files { model: self.model, checkpoint, lora, binding })
     }
 }
 
@@ -74,7 +75,7 @@ fn main() -> Result<()> {
     let wanted: Vec<String> = std::env::args().skip(2).collect();
     let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     let mut measured = json!({"threads": std::thread::available_parallelism()?.get()});
-    type Part = fn(&Subject, &Files) -> Result<Value>;
+    type Part = fn(&Files) -> Result<Value>;
     let parts = [
         ("keys", keys_of as Part, SD15),
         ("weights", weights, SD15),
@@ -82,7 +83,7 @@ fn main() -> Result<()> {
         ("sdxl", ggml, SDXL),
     ];
     for (name, part, subject) in parts.into_iter().filter(|(name, ..)| wants(name)) {
-        measured[name] = part(&subject, &subject.files(folder)?)?;
+        measured[name] = part(&subject.files(folder)?)?;
     }
     println!("{measured}");
     Ok(())
@@ -95,7 +96,7 @@ fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
 }
 
 /// Milliseconds from files to a stack with all keys resolved.
-fn keys_of(_: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<Value> {
+fn keys_of(Files { checkpoint, lora, binding, .. }: &Files) -> Result<Value> {
     let (mut opened, mut adapted) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let (s, stack) =
@@ -108,7 +109,7 @@ fn keys_of(_: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<V
 }
 
 /// Computing weights, compared with copying those of the file.
-fn weights(_: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<Value> {
+fn weights(Files { checkpoint, lora, binding, .. }: &Files) -> Result<Value> {
     let file = Checkpoint::open(checkpoint)?;
     // Count only anonymous memory: mapped pages belong to the page cache.
     let before = memory::own();
@@ -190,11 +191,11 @@ fn gemm_peak() -> f64 {
 }
 
 /// In each precision: builds with a load, loads of a built engine, and refits with the LoRA.
-fn ggml(subject: &Subject, Files { checkpoint, lora, binding }: &Files) -> Result<Value> {
+fn ggml(Files { model, checkpoint, lora, binding }: &Files) -> Result<Value> {
     let lab = Lab::default();
     let provider = lab.registry.open("ggml", &Isolation::default())?;
     let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
-    let model = Model::find(subject.model, &lab.paths, &options, &NoHost)?;
+    let model = Model::find(model, &lab.paths, &options, &NoHost)?;
     let base = WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?;
     let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
     let mut measured = Value::default();

@@ -4,7 +4,7 @@ use super::table;
 use crate::{context::Context, exit, format};
 use sdrun::{
     abi::Error,
-    bench::{CaseReport, Kind, Report, Row, SCHEMA_VERSION, Status},
+    bench::{CaseReport, Report, Row, SCHEMA_VERSION, Status},
     files::{Links, read_small},
 };
 use serde::Serialize;
@@ -97,7 +97,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         for case in &base.cases {
             let other = report.cases.iter().find(|other| same(case, other));
             for row in &case.rows {
-                let after = other.and_then(|other| other.rows.iter().find(|other| key(other) == key(row)));
+                let after = other
+                    .and_then(|other| other.rows.iter().find(|other| table::key(other) == table::key(row)));
                 compared.lines.push(line(name, case, row, after));
             }
         }
@@ -107,14 +108,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if failed { exit::NO } else { 0 }))
 }
 
-/// Whether two cases measured the same: topologies of versions may differ.
+/// Whether two cases measured the same.
 fn same(a: &CaseReport, b: &CaseReport) -> bool {
-    (&a.model, &a.precision, a.threads, &a.shapes) == (&b.model, &b.precision, b.threads, &b.shapes)
-}
-
-/// Tells the rows of a case apart: other software may have the name of a provider.
-fn key(row: &Row) -> (Kind, &str) {
-    (row.kind, &row.system)
+    table::is_same_work(a, b) && a.threads == b.threads
 }
 
 fn fails(line: &Line, most: f64) -> bool {

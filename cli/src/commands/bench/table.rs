@@ -2,7 +2,7 @@
 
 use crate::format;
 use comfy_table::{ContentArrangement, Table, presets};
-use sdrun::bench::{CaseReport, Environment, Kind, Ratio, Report, Row, Status};
+use sdrun::bench::{CaseReport, Environment, Kind, Ratio, Report, Row, Status, threads};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, IsTerminal, Write},
@@ -132,14 +132,18 @@ pub(super) struct Scaling {
 /// The cases that were measured with several numbers of threads.
 pub(super) fn scaling(report: &Report) -> Vec<Scaling> {
     let mut groups: Vec<BTreeMap<usize, &CaseReport>> = Vec::new();
-    for (case, threads) in report.cases.iter().filter_map(|case| Some((case, case.threads?))) {
-        let key = |case: &CaseReport| (case.model.clone(), case.precision.clone(), case.shapes.clone());
-        match groups.iter_mut().find(|cases| cases.values().any(|other| key(other) == key(case))) {
-            Some(cases) => drop(cases.insert(threads, case)),
-            None => groups.push(BTreeMap::from([(threads, case)])),
+    for (case, count) in report.cases.iter().filter_map(|case| Some((case, case.threads?))) {
+        match groups.iter_mut().find(|cases| cases.values().any(|other| is_same_work(other, case))) {
+            Some(cases) => drop(cases.insert(count, case)),
+            None => groups.push(BTreeMap::from([(count, case)])),
         }
     }
     groups.iter().filter(|cases| cases.len() > 1).filter_map(scaling_of).collect()
+}
+
+/// Whether two cases differ in nothing but the threads and the systems. Topologies of versions may differ.
+pub(super) fn is_same_work(a: &CaseReport, b: &CaseReport) -> bool {
+    (&a.model, &a.precision, &a.shapes) == (&b.model, &b.precision, &b.shapes)
 }
 
 fn scaling_of(cases: &BTreeMap<usize, &CaseReport>) -> Option<Scaling> {
@@ -150,8 +154,7 @@ fn scaling_of(cases: &BTreeMap<usize, &CaseReport>) -> Option<Scaling> {
     for row in &first.rows {
         // Wrong results count for nothing.
         let median = |case: &CaseReport| {
-            let row =
-                case.rows.iter().find(|other| (other.kind, &other.system) == (row.kind, &row.system))?;
+            let row = case.rows.iter().find(|other| key(other) == key(row))?;
             let counts = matches!(row.status, Status::Ok | Status::Unverified);
             row.stats.as_ref().filter(|_| counts).map(|stats| stats.median_ms)
         };
@@ -194,10 +197,6 @@ pub(super) fn machine(e: &Environment) -> String {
 /// A case's precision, and its threads if they were chosen.
 pub(super) fn setting(precision: &str, count: Option<usize>) -> String {
     count.map_or(precision.into(), |count| format!("{precision}, {}", threads(count)))
-}
-
-fn threads(count: usize) -> String {
-    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
 }
 
 /// Model, shapes and reference.
@@ -256,6 +255,11 @@ fn ordered(case: &CaseReport) -> Vec<&Row> {
     let mut rows: Vec<&Row> = case.rows.iter().collect();
     rows.sort_by_key(|row| row.rank.unwrap_or(usize::MAX));
     rows
+}
+
+/// Tells the rows of a case apart: other software may have the name of a provider.
+pub(super) fn key(row: &Row) -> (Kind, &str) {
+    (row.kind, &row.system)
 }
 
 /// The system's name; that of other software in parentheses.

@@ -23,7 +23,7 @@ pub use contender::{Contender, Field};
 pub use disturbance::Disturbance;
 pub(crate) use environment::graphics_drivers;
 pub use environment::{Environment, Gpu};
-pub use provider::settings;
+pub use provider::{settings, threads};
 pub use report::{Accuracy, CaseReport, Kind, MemoryPeaks, Refit, Report, Row, SCHEMA_VERSION, Status, Turn};
 pub use stats::{Ratio, Stats};
 

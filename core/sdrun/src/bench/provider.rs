@@ -100,12 +100,16 @@ impl Contender for Loaded<'_> {
     }
 }
 
+/// A number of threads in words, as [`settings`] have it.
+pub fn threads(count: usize) -> String {
+    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
+}
+
 /// What changes the figures of a row, beside the precision: threads, weights in the engine, and the provider's own settings.
 pub fn settings(build: &BuildOptions, offered: &Capabilities) -> Vec<String> {
     let mut settings = Vec::new();
     if build.device.kind == DeviceKind::Cpu {
-        let threads = build.threads.unwrap_or_else(default_threads);
-        settings.push(if threads == 1 { "1 thread".into() } else { format!("{threads} threads") });
+        settings.push(threads(build.threads.unwrap_or_else(default_threads)));
     }
     settings.push(if build.bake {
         "weights stored in the engine".into()

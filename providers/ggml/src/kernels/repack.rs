@@ -116,7 +116,7 @@ impl Blocks {
 
 fn q8_0(plan: &Plan, row: usize, index: usize, block: &[u8], integers: &[u8; BLOCK], panel: &mut [u8]) {
     panel[plan.scales(index) + 2 * row..][..2].copy_from_slice(&block[..2]);
-    plan.place(index, row, integers, |run, place, q| panel[run * plan.run_bytes() + place] = q);
+    plan.put(index, row, integers, panel);
 }
 
 /// The scales and offsets of the first four sub-blocks are the lower six bits of bytes 0 to 3 and 4 to 7 of twelve. Those
@@ -126,7 +126,6 @@ fn q4_k(plan: &Plan, row: usize, group: usize, block: &[u8], panel: &mut [u8]) {
     panel[factors..][..2].copy_from_slice(&block[..2]);
     panel[factors + 2 * plan.rows()..][..2].copy_from_slice(&block[2..4]);
     let six = &block[4..16];
-    let half = plan.run_bytes();
     for part in 0..GROUP {
         let (scale, offset) = match part {
             0..4 => (six[part] & 63, six[part + 4] & 63),
@@ -140,10 +139,7 @@ fn q4_k(plan: &Plan, row: usize, group: usize, block: &[u8], panel: &mut [u8]) {
         for (integer, byte) in integers.iter_mut().zip(nibbles) {
             *integer = byte >> (part % 2 * 4) & 15;
         }
-        plan.place(group * GROUP + part, row, &integers, |run, place, q| {
-            let (place, q) = if place < half { (place, q) } else { (place - half, q << 4) };
-            panel[run * half + place] |= q;
-        });
+        plan.put(group * GROUP + part, row, &integers, panel);
     }
 }
 

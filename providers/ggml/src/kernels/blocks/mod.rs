@@ -97,35 +97,38 @@ impl Plan {
             Blocks::Q4K => self.factors(self.count().div_ceil(GROUP)),
         }
     }
-    /// Integer `i` of a row's block. The words of the panel must have one element.
-    pub(super) fn integer(&self, panel: &[u8], block: usize, row: usize, i: usize) -> u8 {
-        let run = block * self.runs_of_block() + i / STEPS;
-        let (start, place) = (run * self.run_bytes(), self.at(i % STEPS, row));
+    /// The runs that hold a block.
+    fn runs_of(&self, block: usize) -> Range<usize> {
+        let first = block * self.runs_of_block();
+        first..(first + self.runs_of_block()).min(self.runs)
+    }
+    /// The byte in a run that holds an element of the word at a step and row, and the lowest bit of the element in it.
+    #[inline(always)]
+    fn byte(&self, step: usize, row: usize, element: usize) -> (usize, u32) {
+        let at = self.at(step, row);
+        let place = if self.elements == 4 { 4 * at + element } else { element * self.span() + at };
         match self.blocks {
-            Blocks::Q8_0 => panel[start + place],
-            Blocks::Q4K if place < self.run_bytes() => panel[start + place] & 15,
-            Blocks::Q4K => panel[start + place - self.run_bytes()] >> 4,
+            Blocks::Q4K if place >= self.run_bytes() => (place - self.run_bytes(), 4),
+            Blocks::Q8_0 | Blocks::Q4K => (place, 0),
         }
     }
-    /// Calls `put` for each integer of a row's block, with its run, its index in the run, and its value.
-    #[inline(always)]
-    pub(super) fn place(
-        &self,
-        block: usize,
-        row: usize,
-        integers: &[u8; BLOCK],
-        mut put: impl FnMut(usize, usize, u8),
-    ) {
-        let first = block * self.runs_of_block();
-        let runs = first..(first + self.runs_of_block()).min(self.runs);
-        let turn = if self.blocks == Blocks::Q8_0 && self.elements == 4 { TURN } else { 0 };
-        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.elements)) {
-            for (step, word) in integers.chunks_exact(self.elements).enumerate() {
-                let at = self.at(step, row);
-                for (i, integer) in word.iter().enumerate() {
-                    let place = if self.elements == 4 { 4 * at + i } else { i * self.span() + at };
-                    put(run, place, integer ^ turn);
-                }
+    /// The bits in which a stored integer differs from the block's.
+    fn turn(&self) -> u8 {
+        if self.blocks == Blocks::Q8_0 && self.elements == 4 { TURN } else { 0 }
+    }
+    /// Integer `i` of a row's block. The words of the panel must have one element.
+    pub(super) fn integer(&self, panel: &[u8], block: usize, row: usize, i: usize) -> u8 {
+        let (byte, shift) = self.byte(i % STEPS, row, 0);
+        let run = block * self.runs_of_block() + i / STEPS;
+        panel[run * self.run_bytes() + byte] >> shift & self.blocks.largest()
+    }
+    /// Writes the integers of a row's block to a panel where they are 0.
+    pub(super) fn put(&self, block: usize, row: usize, integers: &[u8; BLOCK], panel: &mut [u8]) {
+        for (run, integers) in self.runs_of(block).zip(integers.chunks_exact(STEPS * self.elements)) {
+            let bytes = &mut panel[run * self.run_bytes()..][..self.run_bytes()];
+            for (i, integer) in integers.iter().enumerate() {
+                let (byte, shift) = self.byte(i / self.elements, row, i % self.elements);
+                bytes[byte] |= (integer ^ self.turn()) << shift;
             }
         }
     }
@@ -200,37 +203,26 @@ impl Blocks {
         // Rows that are quantized together lie one after the other.
         let (line, pitch) = (plan.line().next_multiple_of(BLOCK), block.next_multiple_of(LANES));
         let mut columns = vec![[0f32; LANES]; line * pitch / LANES];
-        // Rows of the matrix, and their transpose.
-        let (mut values, mut turned) = if transposed {
-            (Vec::new(), vec![0f32; pitch])
-        } else {
-            (vec![0f32; block * depth], vec![0f32; pitch * depth])
-        };
+        let mut values = vec![0f32; if transposed { 0 } else { block * depth }];
+        let mut turned = vec![0f32; depth * pitch];
         let mut bytes = vec![0; plan.bytes()];
         for group in 0..groups {
             let start = group * rows * depth;
             for (index, top) in (0..rows).step_by(block).enumerate() {
                 let height = block.min(rows - top);
                 if transposed {
-                    turned[height..].fill(0.0);
+                    for (d, column) in turned.chunks_exact_mut(pitch).enumerate() {
+                        read(start + d * rows + top, &mut column[..height]);
+                        column[height..].fill(0.0);
+                    }
                 } else {
                     let values = &mut values[..height * depth];
                     read(start + top * depth, values);
+                    let rows = Panels::columns([1, height, depth], pitch);
                     let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
-                    Panels::columns([1, height, depth], pitch).fill(
-                        values,
-                        layout,
-                        0,
-                        as_words_mut(&mut turned),
-                    );
+                    rows.fill(values, layout, 0, as_words_mut(&mut turned));
                 }
-                for (d, place) in places.iter().enumerate() {
-                    let column = if transposed {
-                        read(start + d * rows + top, &mut turned[..height]);
-                        &turned
-                    } else {
-                        &turned[d * pitch..][..pitch]
-                    };
+                for (place, column) in places.iter().zip(turned.chunks_exact(pitch)) {
                     let places = columns[*place..].iter_mut().step_by(line);
                     places.zip(column.as_chunks().0).for_each(|(to, column)| *to = *column);
                 }

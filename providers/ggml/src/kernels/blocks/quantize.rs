@@ -1,7 +1,7 @@
 //! Quantizes values to blocks.
 
 use super::{BLOCK, Blocks, GROUP, Plan, STEPS};
-use crate::{kernels::quads::TURN, simd::Vectorized};
+use crate::simd::Vectorized;
 use half::f16;
 use std::ops::Range;
 
@@ -65,13 +65,23 @@ fn lanes<T: Copy + Default>(of: impl Fn(usize) -> T) -> [T; LANES] {
 /// The scales of blocks in 8 bits, and their inverses, as [`eight`] has them.
 #[inline(always)]
 fn eights(columns: &[Column; BLOCK]) -> (Column, Column) {
-    let (mut largest, mut zero) = ([0.0; LANES], [0.0; LANES]);
+    let mut largest = [0.0; LANES];
     for column in columns {
         largest = lanes(|l| if column[l].abs() > largest[l] { column[l].abs() } else { largest[l] });
-        zero = lanes(|l| zero[l] + column[l] * 0.0);
     }
-    let scales = lanes(|l| if zero[l] == 0.0 { largest[l] / 127.0 } else { f32::NAN });
+    let finite = are_finite(columns);
+    let scales = lanes(|l| if finite[l] { largest[l] / 127.0 } else { f32::NAN });
     (scales, lanes(|l| inverse_of(scales[l])))
+}
+
+/// [`is_finite`] for a block of each row.
+#[inline(always)]
+fn are_finite(columns: &[Column; BLOCK]) -> [bool; LANES] {
+    let mut zeros = [0.0; LANES];
+    for column in columns {
+        zeros = lanes(|l| zeros[l] + column[l] * 0.0);
+    }
+    lanes(|l| zeros[l] == 0.0)
 }
 
 /// The nearest whole numbers, ties to even, of what `of` makes of each value and its lane, as bytes. It makes at most 255 of a value.
@@ -86,21 +96,15 @@ fn whole(columns: &[Column; BLOCK], of: impl Fn(f32, usize) -> f32) -> [[u32; LA
     integers
 }
 
-/// Writes the integers of a block of each row.
+/// Writes the integers of a block of each row, as [`Plan::put`] does.
 #[inline(always)]
 fn write(plan: Plan, block: usize, rows: Range<usize>, integers: &[[u32; LANES]; BLOCK], bytes: &mut [u8]) {
-    let (elements, first) = (plan.elements, block * plan.runs_of_block());
-    let runs = first..(first + plan.runs_of_block()).min(plan.runs);
-    let half = if plan.blocks == Blocks::Q4K { plan.run_bytes() } else { usize::MAX };
-    for (run, integers) in runs.zip(integers.chunks_exact(STEPS * elements)) {
+    let turn = u32::from_ne_bytes([plan.turn(); 4]);
+    for (run, integers) in plan.runs_of(block).zip(integers.chunks_exact(STEPS * plan.elements)) {
         let bytes = &mut bytes[run * plan.run_bytes()..][..plan.run_bytes()];
-        // The lower half of a byte, or the upper one.
-        let nibble = |place: usize| if place < half { (place, 0) } else { (place - half, 4) };
-        for (step, word) in integers.chunks_exact(elements).enumerate() {
-            let at = plan.at(step, rows.start);
+        for (step, word) in integers.chunks_exact(plan.elements).enumerate() {
             if let [a, b, c, d] = word {
-                let turn = if plan.blocks == Blocks::Q8_0 { u32::from_ne_bytes([TURN; 4]) } else { 0 };
-                let (at, shift) = nibble(4 * at);
+                let (at, shift) = plan.byte(step, rows.start, 0);
                 for (l, out) in bytes[at..].as_chunks_mut::<4>().0.iter_mut().take(rows.len()).enumerate() {
                     let word = (a[l] | b[l] << 8 | c[l] << 16 | d[l] << 24) ^ turn;
                     *out = (u32::from_le_bytes(*out) | word << shift).to_le_bytes();
@@ -108,7 +112,7 @@ fn write(plan: Plan, block: usize, rows: Range<usize>, integers: &[[u32; LANES];
                 continue;
             }
             for (i, integers) in word.iter().enumerate() {
-                let (at, shift) = nibble(i * plan.span() + at);
+                let (at, shift) = plan.byte(step, rows.start, i);
                 let out = &mut bytes[at..][..rows.len()];
                 match out.as_chunks_mut::<LANES>().0.first_mut() {
                     Some(out) => (0..LANES).for_each(|l| out[l] |= (integers[l] << shift) as u8),
@@ -121,33 +125,28 @@ fn write(plan: Plan, block: usize, rows: Range<usize>, integers: &[[u32; LANES];
 
 #[inline(always)]
 fn q4_k(plan: Plan, group: usize, rows: Range<usize>, columns: &[[Column; BLOCK]], bytes: &mut [u8]) {
-    let (mut fits, mut zero) = ([Fits::default(); GROUP], [0.0; LANES]);
+    let (mut fits, mut finite) = ([Fits::default(); GROUP], [true; LANES]);
     for (fits, columns) in fits.iter_mut().zip(columns) {
         *fits = Fits::of(columns);
-        for column in columns {
-            zero = lanes(|l| zero[l] + column[l] * 0.0);
-        }
+        let these = are_finite(columns);
+        finite = lanes(|l| finite[l] && these[l]);
     }
     let mut factors = [[0.0; LANES]; 2];
     for (l, row) in rows.clone().enumerate() {
         for (i, factors) in factors.iter_mut().enumerate() {
             let most = fits.iter().map(|fits| if i == 0 { fits.scales[l] } else { fits.offsets[l] });
             let most = most.fold(0f32, f32::max) / 63.0;
-            let factor = if zero[l] == 0.0 { f16::from_f32(most) } else { f16::NAN };
+            let factor = if finite[l] { f16::from_f32(most) } else { f16::NAN };
             let at = plan.factors(group) + 2 * (i * plan.rows + row);
             bytes[at..at + 2].copy_from_slice(&factor.to_le_bytes());
             factors[l] = factor.to_f32();
         }
     }
     let multiple = |value: f32, factor: f32| {
-        let most = (value / factor).round_ties_even();
-        if factor != 0.0 && most < 63.0 {
-            most
-        } else if factor != 0.0 {
-            63.0
-        } else {
-            0.0
-        }
+        let nearest = (value / factor).round_ties_even();
+        // 63 for NaN.
+        let multiple = if nearest < 63.0 { nearest } else { 63.0 };
+        if factor == 0.0 { 0.0 } else { multiple }
     };
     for (i, (columns, fits)) in columns.iter().zip(&fits).enumerate() {
         let multiples = [
