@@ -136,6 +136,10 @@ typedef struct sdrun_weight_source {
                                      const struct sdrun_str *encodings,
                                      size_t encoding_count,
                                      struct sdrun_weight *out);
+  /*
+   Fails where `get` would fail, usually without making the weight. May be null or missing: then `get` tells.
+   */
+  struct sdrun_error *(*check)(const void *ctx, struct sdrun_str name);
 } sdrun_weight_source;
 
 /*

@@ -19,6 +19,12 @@ pub trait WeightSource: Sync {
         self.get(name).map(|weight| (weight.dtype, weight.shape))
     }
 
+    /// Fails where [`get`](WeightSource::get) would fail. Sources that compute values on demand find that out without
+    /// doing so, where they can. A refit in place checks every weight before it writes the first.
+    fn check(&self, name: &str) -> Result<()> {
+        self.get(name).map(drop)
+    }
+
     /// The weight in one of `encodings`, the block encodings that the caller supports, under their ggml names
     /// (`q8_0`, `q4_k`). Blocks run along the last dimension of the graph's initializer. Exporters transpose most
     /// matrices, so the blocks of their files run along the first dimension. A caller that supports those asks for

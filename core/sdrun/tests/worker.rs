@@ -82,12 +82,21 @@ fn a_refit_there_and_back_is_bit_identical() {
     assert_eq!(run(session.as_mut(), &model, &X).unwrap(), model.expected(&X, 2.0, b.sum(&model)));
     for name in &all {
         session.refit(&[name], &a, &Quiet).unwrap();
-        assert_eq!(a.asked(), [name.to_string()], "only changed weights are requested");
+        let asked = [format!("check {name}"), name.to_string()];
+        assert_eq!(a.asked(), asked, "only changed weights are checked and requested");
     }
     let bits = |outputs: &[Vec<f32>]| outputs.iter().flatten().map(|v| v.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&run(session.as_mut(), &model, &X).unwrap()), bits(&first));
     let error = session.refit(&["w/ä", "unknown"], &b, &Quiet).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotFound);
+    let mut partial = Weights::ramp(&model, 0.7);
+    partial.tensors.remove("e");
+    let error = session.refit(&all, &partial, &Quiet).unwrap_err();
+    assert_eq!((error.code, &*error.message), (ErrorCode::NotFound, "there is no weight e"));
+    assert!(
+        partial.asked().iter().all(|asked| asked.starts_with("check ")),
+        "an error precedes all requests"
+    );
     assert_eq!(bits(&run(session.as_mut(), &model, &X).unwrap()), bits(&first));
 }
 

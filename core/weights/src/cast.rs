@@ -64,6 +64,18 @@ impl WeightSource for Cast<'_> {
         Weight::new(wanted.dtype, weight.shape, data)
     }
 
+    fn check(&self, name: &str) -> Result<()> {
+        let wanted = self.wanted(name)?;
+        let (dtype, shape) = self.source.describe(name)?;
+        check(wanted, dtype, &shape)?;
+        // f32 holds all halves.
+        let widens = matches!((dtype, wanted.dtype), (DType::F16 | DType::BF16, DType::F32));
+        match dtype == wanted.dtype || widens {
+            true => self.source.check(name),
+            false => self.get(name).map(drop),
+        }
+    }
+
     /// Blocks pass through, for floating-point weights of the graph only.
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let wanted = self.wanted(name)?;

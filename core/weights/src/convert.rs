@@ -1,6 +1,7 @@
 //! Converts floating-point types to and from f32, rounding once.
 
 use crate::simd::{self, Block, Half};
+use half::{bf16, f16};
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, Result};
 
@@ -57,6 +58,30 @@ pub(crate) fn overflow_limit(dtype: DType) -> f32 {
         DType::BF16 => f32::from_bits(0x7f7f_8000),
         _ => f32::INFINITY,
     }
+}
+
+/// The largest magnitude; `None` where a value is not finite, or of another type than f32, f16 and bf16.
+pub(crate) fn largest(data: &[u8], dtype: DType) -> Option<f32> {
+    /// Bytes that a thread reads at a time.
+    const PART: usize = 1 << 18;
+    // Magnitudes of all three types are in the order of their bits.
+    fn most<T: Copy + Ord + Default + Send + Sync>(data: &[u8], of: impl Fn(&[u8]) -> T + Send + Sync) -> T {
+        data.par_chunks(PART).map(of).max().unwrap_or_default()
+    }
+    let halves = |part: &[u8]| {
+        let bits = part.as_chunks().0.iter().map(|bytes| i16::from_le_bytes(*bytes) & 0x7fff);
+        bits.fold(0, Ord::max)
+    };
+    let most = match dtype {
+        DType::F16 => f16::from_bits(most(data, halves) as u16).to_f32(),
+        DType::BF16 => bf16::from_bits(most(data, halves) as u16).to_f32(),
+        DType::F32 => f32::from_bits(most(data, |part| {
+            let bits = part.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes) & 0x7fff_ffff);
+            bits.fold(0, Ord::max)
+        })),
+        _ => return None,
+    };
+    Some(most).filter(|most| most.is_finite())
 }
 
 /// Reads `from` elements into f32, to be written as `to`. Returns the first finite value that f32 cannot hold.
@@ -119,7 +144,6 @@ fn round_to_odd(x: f64) -> f32 {
 mod tests {
     use super::*;
     use DType::*;
-    use half::{bf16, f16};
     use proptest::prelude::*;
 
     fn bytes_of<const N: usize, T>(values: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
@@ -138,6 +162,29 @@ mod tests {
         });
         let bits = magnitude.unwrap().to_bits() | if x.is_sign_negative() { 0x8000 } else { 0 };
         f16::from_bits(bits)
+    }
+
+    #[test]
+    fn the_largest_magnitude_is_found_among_finite_values() {
+        for count in [0, 1, 7, 300_000] {
+            let mut values: Vec<f32> = (0..count).map(|i| (i % 1000) as f32 / 500.0 - 1.0).collect();
+            if let Some(last) = values.last_mut() {
+                *last = -3.5;
+            }
+            for dtype in [F32, F16, BF16] {
+                let bytes = |values: &[f32]| match dtype {
+                    F32 => bytes_of(values, |v| v.to_le_bytes()),
+                    F16 => bytes_of(values, |v| f16::from_f32(*v).to_le_bytes()),
+                    _ => bytes_of(values, |v| bf16::from_f32(*v).to_le_bytes()),
+                };
+                assert_eq!(largest(&bytes(&values), dtype), Some(if count == 0 { 0.0 } else { 3.5 }));
+                for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let odd = [&values[..], &[odd], &values].concat();
+                    assert_eq!(largest(&bytes(&odd), dtype), None);
+                }
+            }
+        }
+        assert_eq!(largest(&[0; 16], F64), None);
     }
 
     #[test]

@@ -203,6 +203,41 @@ fn a_graphs_own_weights_take_adapters_as_well() {
     assert_eq!(with.get("other").unwrap().data(), 1.0f32.to_le_bytes());
 }
 
+/// A check finds what would fail, whether or not a bound on the values tells.
+#[test]
+fn a_check_fails_where_the_weight_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let (adapter, _) = lora(folder.path(), "one");
+    let (dict, _) = checkpoint();
+    let halves = || {
+        let mut binding = binding();
+        binding.tensors.iter_mut().for_each(|tensor| tensor.dtype = DType::F16);
+        binding
+    };
+    let names = ["onnx::MatMul_1", "onnx::Mul_2", PROJ, "qk"];
+    let (mut passed, mut failed) = (0, 0);
+    for strength in [0.8, 1e4, 3e4, 1e5, 1e9] {
+        for binding in [binding(), halves()] {
+            let stack = WeightStack::of_state_dict(binding, Box::new(dict.clone()));
+            let stack = stack.with_adapter(&adapter, AdapterUse::at(strength)).unwrap();
+            for name in names {
+                let (found, expected) = (stack.check(name), stack.get(name).map(drop));
+                assert_eq!(found, expected, "{name} at {strength}");
+                if expected.is_ok() { passed += 1 } else { failed += 1 }
+            }
+        }
+    }
+    // Of the weights in f16, those that the adapter changes overflow from some strength on.
+    assert!(passed > 28 && failed > 3, "{passed} passed, {failed} failed");
+
+    let mut wrong = dict.clone();
+    wrong.0.0.remove(TO_K);
+    let stack = WeightStack::of_state_dict(binding(), Box::new(wrong));
+    assert_eq!(stack.check("qk").unwrap_err().code, ErrorCode::NotFound);
+    assert_eq!(stack.check("qk"), stack.get("qk").map(drop));
+    assert_eq!(stack.check("nothing"), stack.get("nothing").map(drop));
+}
+
 #[test]
 fn versions_tell_what_differs() {
     let folder = tempfile::tempdir().unwrap();

@@ -298,6 +298,7 @@ impl Session for MockSession {
             .ok_or_else(|| Error::not_found(format!("one of {changed:?} is not a weight of this engine")))?;
         let bytes = tensors.iter().map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
         if *chosen() != Behaviour::LyingRefit {
+            tensors.iter().try_for_each(|tensor| weights.check(&tensor.name))?;
             let fresh = pull(&tensors, weights)?;
             self.sums.extend(fresh);
         }

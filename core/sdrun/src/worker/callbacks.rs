@@ -160,6 +160,14 @@ impl WeightSource for Weights<'_> {
         Ok(weight)
     }
 
+    fn check(&self, name: &str) -> Result<()> {
+        match self.pipe.ask(&FromWorker::NeedCheck { name: name.into() }) {
+            ToWorker::Checked => Ok(()),
+            ToWorker::Refused(error) => Err(error),
+            _ => Err(confused()),
+        }
+    }
+
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let released = std::mem::take(&mut *lock(&self.released));
         let encodings = encodings.iter().map(|e| e.to_string()).collect();

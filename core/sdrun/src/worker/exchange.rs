@@ -300,13 +300,10 @@ impl<'w> Exchange<'w> {
             }
             FromWorker::NeedWeight { name, released } => {
                 self.free(released)?;
-                let weight = weights
-                    .ok_or_else(|| Error::precondition("this call has no weight source"))
-                    .and_then(|source| source.get(&name))
-                    .and_then(|weight| {
-                        let bytes = self.place_weight(weight.file.as_ref(), weight.data())?;
-                        Ok(ToWorker::Weight { dtype: weight.dtype, shape: weight.shape.clone(), bytes })
-                    });
+                let weight = source(weights).and_then(|source| source.get(&name)).and_then(|weight| {
+                    let bytes = self.place_weight(weight.file.as_ref(), weight.data())?;
+                    Ok(ToWorker::Weight { dtype: weight.dtype, shape: weight.shape.clone(), bytes })
+                });
                 Some(weight.unwrap_or_else(ToWorker::Refused))
             }
             FromWorker::NeedEncoded { name, encodings, released } => {
@@ -321,6 +318,10 @@ impl<'w> Exchange<'w> {
                     Ok(ToWorker::Encoded { encoding, shape, len, bytes })
                 });
                 Some(answer.unwrap_or_else(ToWorker::Refused))
+            }
+            FromWorker::NeedCheck { name } => {
+                let checked = source(weights).and_then(|source| source.check(&name));
+                Some(checked.map_or_else(ToWorker::Refused, |()| ToWorker::Checked))
             }
             FromWorker::NeedRegion { len } => {
                 self.link.output = None;
@@ -473,6 +474,10 @@ impl<'w> Exchange<'w> {
         }
         error
     }
+}
+
+fn source(weights: Option<&dyn WeightSource>) -> Result<&dyn WeightSource> {
+    weights.ok_or_else(|| Error::precondition("this call has no weight source"))
 }
 
 impl Drop for Exchange<'_> {

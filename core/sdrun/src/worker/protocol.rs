@@ -126,6 +126,8 @@ pub(super) enum ToWorker {
     },
     /// Answer to [`FromWorker::NeedEncoded`]: the source has the weight in none of these encodings.
     NotEncoded,
+    /// Answer to [`FromWorker::NeedCheck`]: the source can deliver the weight.
+    Checked,
     /// Answer to [`FromWorker::NeedRegion`].
     Region(RegionRef),
     /// Answer to any request that could not be fulfilled.
@@ -251,6 +253,10 @@ pub(super) enum FromWorker {
         name: String,
         encodings: Vec<String>,
         released: Vec<usize>,
+    },
+    /// Asks whether the source can deliver a weight.
+    NeedCheck {
+        name: String,
     },
     /// Requests a region for outputs or a serialized engine; it replaces the previous one.
     NeedRegion {

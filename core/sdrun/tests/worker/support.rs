@@ -260,6 +260,10 @@ impl WeightSource for Blocks {
 }
 
 impl WeightSource for Weights {
+    fn check(&self, name: &str) -> Result<()> {
+        self.asked.lock().unwrap().push(format!("check {name}"));
+        self.tensors.get(name).map(drop).ok_or_else(|| Error::not_found(format!("there is no weight {name}")))
+    }
     fn get(&self, name: &str) -> Result<Weight<'_>> {
         self.asked.lock().unwrap().push(name.into());
         let (shape, values) = self.tensors.get(name).ok_or_else(|| {

@@ -76,6 +76,23 @@ impl Merge {
         self.extent() < Extent::Whole
     }
 
+    /// Whether the changed tensor is sure to fit the type `to`, from a bound on its values, without computing it. False says
+    /// nothing: then only the computation tells.
+    pub fn surely_fits(&self, base: (DType, &[u8]), to: DType) -> bool {
+        let (from, base) = base;
+        if !is_convertible(from) || !is_convertible(to) || from == DType::F64 {
+            return false;
+        }
+        if matches!(to, DType::F32 | DType::F64) {
+            return true;
+        }
+        // Sums round.
+        const SLACK: f32 = 1.01;
+        let growth = self.ops.iter().try_fold(0.0, |sum, op| Some(sum + op.growth()?));
+        let most = growth.and_then(|growth| Some(growth + convert::largest(base, from)?));
+        most.is_some_and(|most| most * SLACK < overflow_limit(to))
+    }
+
     fn extent(&self) -> Extent {
         self.ops.iter().map(Op::extent).max().unwrap_or(Extent::Tile)
     }

@@ -65,6 +65,11 @@ impl LowRank {
         self.down.columns()
     }
 
+    /// No element of the product is larger.
+    fn most(&self) -> f32 {
+        self.down.rank() as f32 * largest(&self.up) * largest(self.down.values())
+    }
+
     /// The rows of the left factor.
     fn up(&self, rows: &Range<usize>) -> &[f32] {
         let rank = self.down.rank();
@@ -136,6 +141,18 @@ impl Op {
             Op::Decompose { inputs: Some(_), .. } => Extent::Whole,
             Op::Decompose { changes, .. } => changes.iter().map(Op::extent).fold(Extent::Rows, Extent::max),
         }
+    }
+
+    /// No element grows by more; `None` where that depends on the weight.
+    pub(super) fn growth(&self) -> Option<f32> {
+        let (most, scale) = match self {
+            Op::LowRank { product, scale } => (product.most(), scale),
+            Op::Hadamard { one, two, scale } => (one.most() * two.most(), scale),
+            Op::Kronecker { w1, w2, scale, .. } => (largest(w1) * largest(w2), scale),
+            Op::Add { values, scale } => (largest(values), scale),
+            _ => return None,
+        };
+        Some(most * scale.abs())
     }
 
     /// Changes a block.
@@ -234,6 +251,11 @@ impl Op {
         }
         Ok(())
     }
+}
+
+/// The largest magnitude.
+fn largest<'a>(values: impl IntoIterator<Item = &'a f32>) -> f32 {
+    values.into_iter().fold(0.0, |most, value| if value.abs() > most { value.abs() } else { most })
 }
 
 /// The Euclidean norm.

@@ -18,6 +18,11 @@ pub(crate) struct Panels {
 }
 
 impl Panels {
+    /// All elements, with zeros.
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
     /// Packs a matrix `[rank, columns]`, row-major. Both are at least 1.
     pub(crate) fn new(down: &[f32], rank: usize, columns: usize) -> Self {
         let mut values = vec![0f32; columns.div_ceil(PANEL) * rank * PANEL];

@@ -52,6 +52,13 @@ impl WeightStack {
         Err(Error::invalid(message).with_hint("the checkpoint is of another architecture than the engine"))
     }
 
+    /// What adapters change in a tensor of this shape.
+    fn merge_of(&self, name: &str, shape: &[usize]) -> Result<Merge> {
+        let deltas = self.deltas.get(name).into_iter().flatten();
+        let deltas: Vec<(&Delta, f32)> = deltas.map(|(delta, strength)| (delta, *strength)).collect();
+        Merge::new(shape, &deltas)
+    }
+
     /// Writes one tensor, changed, in the graph's type, in the layout of the state dict or transposed.
     fn merge(
         &self,
@@ -61,9 +68,7 @@ impl WeightStack {
         (dtype, out): (DType, &mut [u8]),
         transposed: bool,
     ) -> Result<()> {
-        let deltas: Vec<(&Delta, f32)> =
-            self.deltas.get(name).into_iter().flatten().map(|(delta, strength)| (delta, *strength)).collect();
-        let merge = Merge::new(shape, &deltas)?;
+        let merge = self.merge_of(name, shape)?;
         let done = match transposed {
             true => merge.transposed(base, (dtype, out)),
             false => merge.tensor(base, (dtype, out)),
@@ -84,6 +89,31 @@ impl WeightStack {
         let transposed = bound.transform == Transform::Transpose && bound.source_shape.len() == 2;
         self.merge(name, &bound.source_shape, base, (bound.dtype, &mut data), transposed)?;
         Weight::new(bound.dtype, bound.shape.clone(), data)
+    }
+
+    /// Whether [`get`](WeightSource::get) is sure to deliver a weight of the checkpoint or the graph, from bounds on its values. False
+    /// says nothing. Reads the tensors that it comes from, but computes none.
+    fn surely_fits(&self, bound: &BoundTensor) -> Result<bool> {
+        self.describe(&bound.name)?;
+        let whole = bound.sources.len() == 1;
+        for name in &bound.sources {
+            let base = match &self.base.weights {
+                BaseWeights::Graph(graph) => graph.get(&bound.name)?,
+                BaseWeights::Checkpoint(checkpoint) => checkpoint.get(name)?,
+            };
+            if whole && !self.is_changed(bound) {
+                return Ok(true);
+            }
+            let of_graph = matches!(self.base.weights, BaseWeights::Graph(_));
+            if (of_graph && !whole) || self.token_rows.iter().any(|rows| rows.table == *name) {
+                return Ok(false);
+            }
+            let shape = if whole { &bound.source_shape } else { &base.shape };
+            if !self.merge_of(name, shape)?.surely_fits((base.dtype, base.data()), bound.dtype) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn transposed(&self, data: &[u8], dtype: DType, shape: &[usize]) -> Result<Buffer> {
@@ -188,6 +218,13 @@ impl WeightSource for WeightStack {
             (BaseWeights::Checkpoint(_), None) => {
                 Err(Error::internal("a checkpoint without a binding table"))
             }
+        }
+    }
+
+    fn check(&self, name: &str) -> Result<()> {
+        match self.bound(name)? {
+            Some(bound) if self.surely_fits(bound)? => Ok(()),
+            _ => self.get(name).map(drop),
         }
     }
 

@@ -128,32 +128,41 @@ impl Panels {
         let Panels { groups, rows, depth, block, .. } = *self;
         // Parts of whole pairs are packed exactly as within the whole matrix.
         let pairs = 2 * self.taps * self.unit();
-        let most = (PART / rows / pairs).max(1) * pairs;
+        let wide = (WIDE / block).max(1) * block;
+        let most = (PART / wide.min(rows) / pairs).max(1) * pairs;
         let (mut values, mut words) = (Vec::new(), Vec::new());
-        let mut pack = |part: &Panels, start: usize, layout: Layout, panels: Range<usize>, to: usize| {
-            values.resize(part.rows * part.depth, 0.0);
-            read(start, &mut values);
-            words.resize(part.panel_len(), 0);
-            for index in 0..panels.len() {
-                part.fill(&values, layout, index, &mut words);
-                write((panels.start + index) * self.panel_len() + to, &words);
-            }
-        };
+        // The elements of a part are in lines of `line`, which begin `step` apart.
+        let mut pack =
+            |part: &Panels, layout: Layout, [start, line, step]: [usize; 3], panel: usize, to: usize| {
+                values.resize(part.rows * part.depth, 0.0);
+                for (i, values) in values.chunks_exact_mut(line.max(1)).enumerate() {
+                    read(start + i * step, values);
+                }
+                words.resize(part.panel_len(), 0);
+                for index in 0..part.per_group() {
+                    part.fill(&values, layout, index, &mut words);
+                    write((panel + index) * self.panel_len() + to, &words);
+                }
+            };
         for group in 0..groups {
             let (start, panel) = (group * rows * depth, group * self.per_group());
             if transposed {
-                let layout = Layout { start: 0, row_step: 1, depth_step: rows };
-                for first in (0..depth).step_by(most) {
-                    let part = Panels { groups: 1, depth: most.min(depth - first), ..*self };
-                    let before = Panels { depth: first, ..*self };
-                    let panels = panel..panel + self.per_group();
-                    pack(&part, start + first * rows, layout, panels, before.panel_len());
+                for left in (0..rows).step_by(wide) {
+                    let line = wide.min(rows - left);
+                    let layout = Layout { start: 0, row_step: 1, depth_step: line };
+                    for first in (0..depth).step_by(most) {
+                        let part = Panels { groups: 1, rows: line, depth: most.min(depth - first), ..*self };
+                        let before = Panels { depth: first, ..*self };
+                        let lines = [start + first * rows + left, line, rows];
+                        pack(&part, layout, lines, panel + left / block, before.panel_len());
+                    }
                 }
             } else {
-                let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
                 for (index, first) in (0..rows).step_by(block).enumerate() {
                     let part = Panels { groups: 1, rows: block.min(rows - first), ..*self };
-                    pack(&part, start + first * depth, layout, panel + index..panel + index + 1, 0);
+                    let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
+                    let all = part.rows * depth;
+                    pack(&part, layout, [start + first * depth, all, all], panel + index, 0);
                 }
             }
         }
@@ -169,8 +178,10 @@ impl Panels {
     }
 }
 
-/// Elements of a transposed matrix that are packed together.
+/// Elements of a transposed matrix that are packed together, and at most so many of its rows: of more, each panel would get only a few
+/// words at a time.
 const PART: usize = 1 << 16;
+const WIDE: usize = 1024;
 
 struct Fill<'a> {
     panels: &'a Panels,

@@ -106,6 +106,31 @@ fn a_failed_refit_changes_nothing() {
     assert_eq!(run(&mut *session, &a.feeds).unwrap(), before);
 }
 
+/// A source that records how it is asked.
+struct Asked<'a>(&'a Model, Mutex<Vec<&'static str>>);
+
+impl WeightSource for Asked<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        self.1.lock().unwrap().push("get");
+        self.0.get(name)
+    }
+    fn check(&self, _: &str) -> Result<()> {
+        self.1.lock().unwrap().push("check");
+        Ok(())
+    }
+}
+
+#[test]
+fn all_weights_are_checked_before_each_is_fetched_once() {
+    let (a, b) = (model(10), model(20));
+    let mut session = build(&a, &spec(Precision::Fp32)).unwrap().session(&a, &NoHost).unwrap();
+    let source = Asked(&b, Mutex::default());
+    let report = session.refit(&names(&b), &source, &NoHost).unwrap();
+    assert_eq!(report.bytes, b.weights.values().map(|weight| weight.data().len() as u64).sum::<u64>());
+    assert_eq!(source.1.into_inner().unwrap(), [["check"; 4], ["get"; 4]].concat());
+    compare("B", &run(&mut *session, &a.feeds).unwrap()[0], &b.reference()[0], 1e-5);
+}
+
 /// A source that delivers each weight once.
 struct Once<'a>(&'a Model, Mutex<BTreeSet<String>>);
 

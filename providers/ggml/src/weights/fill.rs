@@ -121,20 +121,32 @@ impl Job<'_> {
         self.spec.dtype.bytes_of(&self.spec.shape).unwrap_or(usize::MAX >> 32)
     }
 
-    /// Fetches the weight and writes it if `writes` is true. Takes it in blocks if the source has blocks that a
-    /// tensor stores unchanged. Returns the number of bytes that the source delivered.
-    fn place(&mut self, source: &dyn WeightSource, writes: bool) -> Result<usize> {
+    /// Finds out whether the source has the weight, without fetching it where it can. Returns the number of bytes to
+    /// deliver.
+    fn look(&self, source: &dyn WeightSource) -> Result<usize> {
+        let (mut plain, mut bytes) = (self.rooms.is_empty(), 0);
+        for (place, _) in &self.rooms {
+            match pull_encoded(source, self.spec, place.form)? {
+                Some((_, weight)) => bytes += weight.data().len(),
+                None => plain = true,
+            }
+        }
+        if plain {
+            source.check(&self.spec.name)?;
+            bytes += self.bytes();
+        }
+        Ok(bytes)
+    }
+
+    /// Fetches the weight and writes it. Takes it in blocks if the source has blocks that a tensor stores unchanged.
+    /// Returns the number of bytes that the source delivered.
+    fn place(&mut self, source: &dyn WeightSource) -> Result<usize> {
         let Job { spec, rooms } = self;
         let (mut plain, mut bytes) = (None, 0);
-        if rooms.is_empty() {
-            bytes += weight(source, spec)?.data().len();
-        }
         for (place, room) in rooms {
             if let Some((encoding, weight)) = pull_encoded(source, spec, place.form)? {
                 bytes += weight.data().len();
-                if writes {
-                    room.fill(|out| place.form.fill_encoded(encoding, weight.data(), out))?;
-                }
+                room.fill(|out| place.form.fill_encoded(encoding, weight.data(), out))?;
                 continue;
             }
             let weight: &Weight<'_> = match &plain {
@@ -145,9 +157,7 @@ impl Job<'_> {
                     weight
                 }
             };
-            if writes {
-                room.fill(|out| place.form.fill(place.type_, weight.dtype, weight.data(), out))?;
-            }
+            room.fill(|out| place.form.fill(place.type_, weight.dtype, weight.data(), out))?;
         }
         Ok(bytes)
     }
@@ -187,7 +197,8 @@ impl Queue<'_> {
                     })?;
                     0
                 }
-                None => job.place(source, !matches!(task.write, Write::Nothing))?,
+                None if matches!(task.write, Write::Nothing) => job.look(source)?,
+                None => job.place(source)?,
             };
             self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }

@@ -234,8 +234,8 @@ impl Bank {
     /// Overwrites the weights in `changed` and the tensors prepared from them. Returns the number of bytes that the
     /// source delivered for the former.
     ///
-    /// First fetches all of them from the source without keeping any. This finds every error while the old weights
-    /// are still intact, and needs no memory for a second set.
+    /// First checks that the source can deliver all of them. This finds errors while the old weights are still intact,
+    /// and needs no memory for a second set.
     pub(crate) fn replace(
         &mut self,
         changed: &[&str],

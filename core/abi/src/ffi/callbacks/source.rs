@@ -89,6 +89,14 @@ unsafe extern "C" fn source_get_encoded(
     }))
 }
 
+unsafe extern "C" fn source_check(ctx: *const c_void, name: RawStr) -> *mut RawError {
+    error_to_raw(contain("the host's weight source", || {
+        // SAFETY: as in `source_get`.
+        let (source, name) = unsafe { ((*ctx.cast::<SourceRef>()).0, name.text()) };
+        source.check(&name)
+    }))
+}
+
 unsafe extern "C" fn source_release(_: *const c_void, weight: *mut RawWeight) {
     // SAFETY: `owner` is the box leaked by `Lent::into_raw`, passed back once.
     let _ = catch_unwind(|| unsafe {
@@ -109,6 +117,7 @@ pub fn with_source<T>(source: &dyn WeightSource, body: impl FnOnce(&RawWeightSou
         get: Some(source_get),
         release: Some(source_release),
         get_encoded: Some(source_get_encoded),
+        check: Some(source_check),
     })
 }
 
@@ -180,6 +189,14 @@ impl WeightSource for ForeignSource<'_> {
         Ok(weight)
     }
 
+    fn check(&self, name: &str) -> Result<()> {
+        let Some((source, check)) = self.0.as_ref().and_then(|s| Some((s, s.check?))) else {
+            return self.get(name).map(drop);
+        };
+        // SAFETY: the source's own function.
+        unsafe { error_from_raw(check(source.ctx, RawStr::new(name.as_bytes()))) }
+    }
+
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let Some((source, get)) = self.0.as_ref().and_then(|s| Some((s, s.get_encoded?))) else {
             return Ok(None);
@@ -224,6 +241,9 @@ mod tests {
         fn encoded(&self, _: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
             Ok(encodings.contains(&"q").then(|| EncodedWeight::new("q", vec![2], vec![7u8; 3])))
         }
+        fn check(&self, name: &str) -> Result<()> {
+            if name == "w" { Ok(()) } else { Err(Error::not_found("no such weight")) }
+        }
     }
 
     #[test]
@@ -239,6 +259,8 @@ mod tests {
                 ("q", &[2][..], &[7u8; 3][..])
             );
             assert!(source.encoded("w", &["p"]).unwrap().is_none());
+            assert_eq!(source.check("w"), Ok(()));
+            assert_eq!(source.check("v").unwrap_err().message, "no such weight");
         });
     }
 
@@ -251,6 +273,8 @@ mod tests {
             let source = unsafe { ForeignSource::new(&shorter) };
             assert!(source.encoded("w", &["q"]).unwrap().is_none());
             assert_eq!(source.get("w").unwrap().data().len(), 8);
+            // `get` tells, which knows any name.
+            assert_eq!(source.check("v"), Ok(()));
         });
     }
 

@@ -114,6 +114,8 @@ pub struct RawWeightSource {
             out: *mut RawWeight,
         ) -> *mut RawError,
     >,
+    /// Fails where `get` would fail, usually without making the weight. May be null or missing: then `get` tells.
+    pub check: Option<unsafe extern "C" fn(ctx: *const c_void, name: RawStr) -> *mut RawError>,
 }
 
 /// A borrowed tensor: contiguous, little-endian, row-major, aligned to 64 bytes.

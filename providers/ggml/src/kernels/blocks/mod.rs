@@ -14,7 +14,7 @@ use super::{
 use crate::simd::{Words, as_words_mut, vectorize};
 use expand::{Expand, ReadScales};
 pub(super) use quantize::eight;
-use quantize::{LANES, Quantize};
+use quantize::{Columns, LANES, Quantize};
 use std::ops::Range;
 
 /// A block format.
@@ -34,6 +34,8 @@ pub(super) const GROUP: usize = 8;
 const STEPS: usize = 8;
 /// The most rows of a panel.
 const MAX_ROWS: usize = 32;
+/// Panels of a transposed matrix that are packed together.
+const TOGETHER: usize = 4;
 /// The most elements in one half of a run.
 const MAX_SPAN: usize = STEPS * MAX_ROWS;
 
@@ -191,47 +193,57 @@ impl Blocks {
     ) {
         let Panels { groups, rows, depth, block, words, taps, .. } = *panels;
         let plan = Plan::new(self, panels);
-        let place = |d: usize| match words {
-            Words::F32 | Words::Bytes => d,
-            // A pair holds the same tap of two runs of taps.
-            Words::Bf16 => {
-                let (run, tap) = (d / taps, d % taps);
-                2 * panels.step_of(run / 2, tap) + run % 2
-            }
-        };
-        let places: Vec<usize> = (0..depth).map(place).collect();
-        // Rows that are quantized together lie one after the other.
-        let (line, pitch) = (plan.line().next_multiple_of(BLOCK), block.next_multiple_of(LANES));
-        let mut columns = vec![[0f32; LANES]; line * pitch / LANES];
-        let mut values = vec![0f32; if transposed { 0 } else { block * depth }];
-        let mut turned = vec![0f32; depth * pitch];
-        let mut bytes = vec![0; plan.bytes()];
-        for group in 0..groups {
-            let start = group * rows * depth;
-            for (index, top) in (0..rows).step_by(block).enumerate() {
-                let height = block.min(rows - top);
+        // A part of the depth has whole pairs of runs and whole groups of blocks.
+        let part = (GROUP * BLOCK * taps).min(plan.line().next_multiple_of(BLOCK));
+        let mut order = vec![usize::MAX; part];
+        for d in 0..part.min(depth) {
+            let place = match words {
+                Words::F32 | Words::Bytes => d,
+                // A pair holds the same tap of two runs of taps.
+                Words::Bf16 => {
+                    let (run, tap) = (d / taps, d % taps);
+                    2 * panels.step_of(run / 2, tap) + run % 2
+                }
+            };
+            order[place] = d;
+        }
+        // Panels that share the cache lines of a transposed matrix are packed together.
+        let width = if transposed { TOGETHER * block } else { block };
+        let mut values = vec![0f32; if transposed { 0 } else { block * part }];
+        let mut tile = vec![0f32; (part + 1) * width + LANES];
+        let mut bytes = vec![0; width / block * plan.bytes()];
+        let strips = (0..groups).flat_map(|group| (0..rows).step_by(width).map(move |top| (group, top)));
+        for (group, top) in strips {
+            let (start, height) = (group * rows * depth, width.min(rows - top));
+            bytes.fill(0);
+            for first in (0..plan.line()).step_by(part) {
+                let len = part.min(depth.saturating_sub(first));
                 if transposed {
-                    for (d, column) in turned.chunks_exact_mut(pitch).enumerate() {
+                    for (d, column) in (first..first + len).zip(tile.chunks_exact_mut(width)) {
                         read(start + d * rows + top, &mut column[..height]);
                         column[height..].fill(0.0);
                     }
                 } else {
-                    let values = &mut values[..height * depth];
-                    read(start + top * depth, values);
-                    let rows = Panels::columns([1, height, depth], pitch);
-                    let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
-                    rows.fill(values, layout, 0, as_words_mut(&mut turned));
+                    let values = &mut values[..height * len];
+                    for (row, values) in (top..).zip(values.chunks_exact_mut(len.max(1))) {
+                        read(start + row * depth + first, values);
+                    }
+                    let layout = Layout { start: 0, row_step: len, depth_step: 1 };
+                    let tile = as_words_mut(&mut tile[..len * width]);
+                    Panels::columns([1, height, len], width).fill(values, layout, 0, tile);
                 }
-                for (place, column) in places.iter().zip(turned.chunks_exact(pitch)) {
-                    let places = columns[*place..].iter_mut().step_by(line);
-                    places.zip(column.as_chunks().0).for_each(|(to, column)| *to = *column);
+                tile[len * width..][..width].fill(0.0);
+                let order = &order[..part.min((plan.line() - first).next_multiple_of(BLOCK))];
+                for (left, bytes) in (0..height).step_by(block).zip(bytes.chunks_exact_mut(plan.bytes())) {
+                    for row in (0..block).step_by(LANES) {
+                        let columns = Columns { values: &tile[left + row..], pitch: width, len, order };
+                        vectorize(Quantize { plan, row, block: first / BLOCK, columns, bytes });
+                    }
                 }
-                bytes.fill(0);
-                for (first, columns) in (0..).step_by(LANES).zip(columns.chunks_exact(line)) {
-                    vectorize(Quantize { plan, first, columns, bytes: &mut bytes });
-                }
-                write((group * panels.per_group() + index) * bytes.len(), &bytes);
             }
+            let panel = group * panels.per_group() + top / block;
+            let packed = bytes.chunks_exact(plan.bytes()).take(height.div_ceil(block));
+            (panel..).zip(packed).for_each(|(panel, bytes)| write(panel * bytes.len(), bytes));
         }
     }
 }

@@ -11,13 +11,37 @@ pub(super) const LANES: usize = 8;
 /// The elements of these rows at one depth.
 pub(super) type Column = [f32; LANES];
 
+/// Rows of a matrix, as columns with an element of each row.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<'a> {
+    /// The columns, `pitch` elements apart. The column `len` has zeros.
+    pub(super) values: &'a [f32],
+    pub(super) pitch: usize,
+    pub(super) len: usize,
+    /// The columns in the order of whole blocks. Those from `len` on are missing.
+    pub(super) order: &'a [usize],
+}
+
+impl Columns<'_> {
+    #[inline(always)]
+    fn block(&self, order: &[usize; BLOCK]) -> [Column; BLOCK] {
+        let mut columns = [[0.0; LANES]; BLOCK];
+        for (column, d) in columns.iter_mut().zip(order) {
+            let values = &self.values[self.pitch * *d.min(&self.len)..][..LANES];
+            *column = lanes(|l| values[l]);
+        }
+        columns
+    }
+}
+
 /// Quantizes rows of a panel.
 pub(super) struct Quantize<'a> {
     pub(super) plan: Plan,
     /// The first of the rows.
-    pub(super) first: usize,
-    /// Whole blocks, padded with zeros.
-    pub(super) columns: &'a [Column],
+    pub(super) row: usize,
+    /// The first block, which begins a group.
+    pub(super) block: usize,
+    pub(super) columns: Columns<'a>,
     /// The bytes of the panel. Those of the rows are 0.
     pub(super) bytes: &'a mut [u8],
 }
@@ -27,12 +51,13 @@ impl Vectorized for Quantize<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let Quantize { plan, first, columns, bytes } = self;
-        let rows = first..plan.rows.min(first + LANES);
-        let columns = columns.as_chunks::<BLOCK>().0;
+        let Quantize { plan, row, block: first, columns, bytes } = self;
+        let rows = row..plan.rows.min(row + LANES);
+        let order = columns.order.as_chunks::<BLOCK>().0;
         match plan.blocks {
             Blocks::Q8_0 => {
-                for (block, columns) in columns.iter().enumerate() {
+                for (block, order) in (first..).zip(order) {
+                    let columns = &columns.block(order);
                     let (scales, inverses) = eights(columns);
                     for (row, scale) in rows.clone().zip(scales) {
                         let at = plan.scales(block) + 2 * row;
@@ -43,8 +68,12 @@ impl Vectorized for Quantize<'_> {
                 }
             }
             Blocks::Q4K => {
-                for (group, columns) in columns.chunks(GROUP).enumerate() {
-                    q4_k(plan, group, rows.clone(), columns, bytes);
+                for (group, order) in (first / GROUP..).zip(order.chunks(GROUP)) {
+                    let mut blocks = [[[0.0; LANES]; BLOCK]; GROUP];
+                    for (block, order) in blocks.iter_mut().zip(order) {
+                        *block = columns.block(order);
+                    }
+                    q4_k(plan, group, rows.clone(), &blocks[..order.len()], bytes);
                 }
             }
         }
@@ -115,7 +144,10 @@ fn write(plan: Plan, block: usize, rows: Range<usize>, integers: &[[u32; LANES];
                 let (at, shift) = plan.byte(step, rows.start, i);
                 let out = &mut bytes[at..][..rows.len()];
                 match out.as_chunks_mut::<LANES>().0.first_mut() {
-                    Some(out) => (0..LANES).for_each(|l| out[l] |= (integers[l] << shift) as u8),
+                    Some(out) => {
+                        let new: [u8; LANES] = lanes(|l| (integers[l] << shift) as u8);
+                        *out = (u64::from_le_bytes(*out) | u64::from_le_bytes(new)).to_le_bytes();
+                    }
                     None => out.iter_mut().zip(integers).for_each(|(out, q)| *out |= (q << shift) as u8),
                 }
             }
