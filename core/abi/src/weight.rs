@@ -30,6 +30,9 @@ pub trait WeightSource: Sync {
     /// matrices, so the blocks of their files run along the first dimension. A caller that supports those asks for
     /// `q8_0:transposed` ([`TRANSPOSED`]).
     ///
+    /// `f32`, `f16` and `bf16` are plain values, of a type whose numbers the graph's type holds. With them, a caller takes
+    /// what a file stores without a conversion or a transpose, and makes these while it packs.
+    ///
     /// `None` if the source has the weight in none of them; use [`get`](WeightSource::get) then. A source only returns
     /// blocks that it holds: it never encodes.
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
@@ -90,7 +93,7 @@ impl fmt::Debug for Weight<'_> {
 
 /// A weight in a block encoding, as in a file; valid while it lives.
 pub struct EncodedWeight<'a> {
-    /// ggml's name of the encoding: `q8_0`, `q4_k`. With [`TRANSPOSED`] after it, blocks run along the first of two
+    /// ggml's name of the encoding: `q8_0`, `q4_k`, `f16`. With [`TRANSPOSED`] after it, blocks run along the first of two
     /// dimensions, column after column.
     pub encoding: String,
     /// Dimensions of the graph's initializer. Other blocks run along the last one, row after row.
@@ -108,6 +111,11 @@ impl<'a> EncodedWeight<'a> {
         data: impl Deref<Target = [u8]> + Send + 'a,
     ) -> Self {
         EncodedWeight { encoding: encoding.into(), shape, file: None, data: Box::new(data) }
+    }
+    /// Plain values, under the name of their type.
+    pub fn plain(weight: Weight<'a>) -> Self {
+        let Weight { dtype, shape, file, data } = weight;
+        EncodedWeight { encoding: dtype.to_string(), shape, file, data }
     }
     /// Sets the file that holds the same bytes.
     pub fn in_file(mut self, path: PathBuf, offset: u64) -> Self {

@@ -203,6 +203,30 @@ fn a_graphs_own_weights_take_adapters_as_well() {
     assert_eq!(with.get("other").unwrap().data(), 1.0f32.to_le_bytes());
 }
 
+/// Whoever transposes and converts anyway can have the values as the file stores them.
+#[test]
+fn plain_values_come_as_the_file_stores_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (adapter, _) = lora(folder.path(), "one");
+    let (stack, plain) = stack();
+    let all = ["f16", "f32", "f16:transposed", "f32:transposed"];
+    let values = |stack: &WeightStack, name: &str| {
+        let weight = stack.encoded(name, &all).unwrap()?;
+        let dtype = if weight.encoding.starts_with("f16") { DType::F16 } else { DType::F32 };
+        let bare = Weight::new(dtype, vec![weight.data().len() / dtype.size()], weight.data().to_vec());
+        Some((weight.encoding.clone(), weight.shape.clone(), f32s(&bare.unwrap())))
+    };
+    let found = values(&stack, "onnx::MatMul_1");
+    assert_eq!(found, Some(("f16:transposed".into(), vec![4, 6], plain[TO_Q].clone())));
+    assert_eq!(values(&stack, "qk"), None, "it is made of two");
+    assert!(
+        stack.encoded("onnx::MatMul_1", &["f16", "f32:transposed", "bf16:transposed"]).unwrap().is_none()
+    );
+
+    let stack = stack.with_adapter(&adapter, AdapterUse::at(0.5)).unwrap();
+    assert_eq!(values(&stack, "onnx::MatMul_1"), None, "an adapter changes it");
+}
+
 /// A check finds what would fail, whether or not a bound on the values tells.
 #[test]
 fn a_check_fails_where_the_weight_would() {

@@ -108,6 +108,19 @@ impl Form {
         (found.is_some_and(|(_, _, transposed)| transposed), held.iter().copied().filter(whole))
     }
 
+    /// The same tensor, filled from the transpose of an initializer of this shape; `None` if that is no matrix, or is not transposed
+    /// itself.
+    pub(crate) fn turned(self, shape: &[usize]) -> Option<Form> {
+        match self {
+            Form::Panels { panels, transposed: true, blocks }
+                if panels.groups == 1 && shape == [panels.depth, panels.rows] =>
+            {
+                Some(Form::Panels { panels, transposed: false, blocks })
+            }
+            _ => None,
+        }
+    }
+
     /// Fills `out` with a matrix in one of its [`encodings`](Self::encodings). No number changes.
     ///
     /// # Errors

@@ -254,8 +254,8 @@ impl WeightSource for WeightStack {
         }
     }
 
-    /// The blocks of the file, where the graph's initializer is one whole tensor of the checkpoint that nothing changes, or its
-    /// transpose.
+    /// Where the graph's initializer is one whole tensor of the checkpoint that nothing changes, or its transpose: the blocks of the
+    /// file, or its plain values.
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let bound = self.bound(name)?;
         if bound.is_some_and(|bound| self.is_changed(bound)) {
@@ -274,13 +274,19 @@ impl WeightSource for WeightStack {
         let fits = |name: &&str| name.ends_with(TRANSPOSED) == transposed;
         let names: Vec<&str> =
             encodings.iter().copied().filter(fits).map(|name| name.trim_end_matches(TRANSPOSED)).collect();
-        self.checkpoint_shape(&**checkpoint, bound, source)?;
-        let weight = checkpoint.encoded(source, &names)?;
-        Ok(weight.filter(|weight| weight.shape == bound.source_shape).map(|mut weight| {
+        let (dtype, _) = self.checkpoint_shape(&**checkpoint, bound, source)?;
+        let blocks = checkpoint.encoded(source, &names)?.filter(|weight| weight.shape == bound.source_shape);
+        let weight = match blocks {
+            None if names.contains(&&*dtype.to_string()) => {
+                Some(EncodedWeight::plain(checkpoint.get(source)?))
+            }
+            blocks => blocks,
+        };
+        Ok(weight.map(|mut weight| {
             if transposed {
                 weight.encoding.push_str(TRANSPOSED);
-                weight.shape.clone_from(&bound.shape);
             }
+            weight.shape.clone_from(&bound.shape);
             weight
         }))
     }

@@ -128,41 +128,31 @@ impl Panels {
         let Panels { groups, rows, depth, block, .. } = *self;
         // Parts of whole pairs are packed exactly as within the whole matrix.
         let pairs = 2 * self.taps * self.unit();
-        let wide = (WIDE / block).max(1) * block;
-        let most = (PART / wide.min(rows) / pairs).max(1) * pairs;
+        let tall = if transposed { (WIDE / block).max(1) * block } else { block };
+        let deep = (PART / tall.min(rows.max(1)) / pairs).max(1) * pairs;
         let (mut values, mut words) = (Vec::new(), Vec::new());
-        // The elements of a part are in lines of `line`, which begin `step` apart.
-        let mut pack =
-            |part: &Panels, layout: Layout, [start, line, step]: [usize; 3], panel: usize, to: usize| {
-                values.resize(part.rows * part.depth, 0.0);
-                for (i, values) in values.chunks_exact_mut(line.max(1)).enumerate() {
-                    read(start + i * step, values);
-                }
-                words.resize(part.panel_len(), 0);
-                for index in 0..part.per_group() {
-                    part.fill(&values, layout, index, &mut words);
-                    write((panel + index) * self.panel_len() + to, &words);
-                }
-            };
         for group in 0..groups {
             let (start, panel) = (group * rows * depth, group * self.per_group());
-            if transposed {
-                for left in (0..rows).step_by(wide) {
-                    let line = wide.min(rows - left);
-                    let layout = Layout { start: 0, row_step: 1, depth_step: line };
-                    for first in (0..depth).step_by(most) {
-                        let part = Panels { groups: 1, rows: line, depth: most.min(depth - first), ..*self };
-                        let before = Panels { depth: first, ..*self };
-                        let lines = [start + first * rows + left, line, rows];
-                        pack(&part, layout, lines, panel + left / block, before.panel_len());
+            for top in (0..rows).step_by(tall) {
+                for first in (0..depth).step_by(deep) {
+                    let (height, len) = (tall.min(rows - top), deep.min(depth - first));
+                    // Lines are consecutive elements.
+                    let (from, line, step, layout) = match transposed {
+                        true => (first * rows + top, height, rows, [1, height]),
+                        false => (top * depth + first, len, depth, [len, 1]),
+                    };
+                    values.resize(height * len, 0.0);
+                    for (i, values) in values.chunks_exact_mut(line).enumerate() {
+                        read(start + from + i * step, values);
                     }
-                }
-            } else {
-                for (index, first) in (0..rows).step_by(block).enumerate() {
-                    let part = Panels { groups: 1, rows: block.min(rows - first), ..*self };
-                    let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
-                    let all = part.rows * depth;
-                    pack(&part, layout, [start + first * depth, all, all], panel + index, 0);
+                    let layout = Layout { start: 0, row_step: layout[0], depth_step: layout[1] };
+                    let part = Panels { groups: 1, rows: height, depth: len, ..*self };
+                    words.resize(part.panel_len(), 0);
+                    let before = Panels { depth: first, ..*self }.panel_len();
+                    for index in 0..part.per_group() {
+                        part.fill(&values, layout, index, &mut words);
+                        write((panel + top / block + index) * self.panel_len() + before, &words);
+                    }
                 }
             }
         }
@@ -178,9 +168,9 @@ impl Panels {
     }
 }
 
-/// Elements of a transposed matrix that are packed together, and at most so many of its rows: of more, each panel would get only a few
-/// words at a time.
+/// Elements that are packed together.
 const PART: usize = 1 << 16;
+/// The most rows of a transposed matrix that are packed together. With more, each panel would get only a few words at a time.
 const WIDE: usize = 1024;
 
 struct Fill<'a> {

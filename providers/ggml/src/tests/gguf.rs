@@ -3,7 +3,8 @@
 use super::{Model, noise, provider, random_blocks, run, spec};
 use crate::{ffi::dequantize_row, kernels::Blocks, simd::Level};
 use sdrun_abi::{
-    EncodedWeight, ErrorCode, NoHost, Precision, Provider, Result, Session, TRANSPOSED, Weight, WeightSource,
+    DType, EncodedWeight, Error, ErrorCode, NoHost, Precision, Provider, Result, Session, TRANSPOSED, Weight,
+    WeightSource,
 };
 use sdrun_graph::{Attribute, Tensor};
 use sdrun_weights::checkpoint::dequantize;
@@ -122,10 +123,67 @@ impl WeightSource for InBlocks {
     }
 
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
-        let (encoding, blocks) = &self.blocks[name];
+        let Some((encoding, blocks)) = self.blocks.get(name) else { return Ok(None) };
         let shape = self.model.weights[name].shape().to_vec();
         let asked = encodings.contains(&encoding.as_str());
         Ok(asked.then(|| EncodedWeight::new(encoding.clone(), shape, &blocks[..])))
+    }
+}
+
+/// Plain values in the type and order of a file. Weights that it has are not made on request.
+struct AsStored<'a>(&'a InBlocks);
+
+impl WeightSource for AsStored<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        match self.0.blocks.contains_key(name) {
+            true => Err(Error::not_found(format!("{name:?} is only stored"))),
+            false => self.0.get(name),
+        }
+    }
+
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        self.0.encoded(name, encodings)
+    }
+}
+
+#[test]
+fn plain_values_are_taken_as_files_store_them() {
+    // All types hold these.
+    let value = |i: usize| (i * i % 127) as f32 / 64.0 - 1.0;
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let mut model = Model::new(17);
+        let x = model.input(noise(&[7, 300], 1));
+        let plain: Vec<f32> = (0..300 * 90).map(value).collect();
+        let turned: Vec<f32> = (0..300 * 90).map(|i| plain[i % 300 * 90 + i / 300]).collect();
+        let matrix = model.weight(Tensor::from_elements(vec![300, 90], &plain).unwrap());
+        let y = model.node("MatMul", &[], &[x, matrix]);
+        let other: Vec<f32> = (0..50 * 90).map(value).collect();
+        let second = model.weight(Tensor::from_elements(vec![50, 90], &other).unwrap());
+        let y = model.node("Gemm", &[("transB", Attribute::Int(1))], &[y, second]);
+        model.output(y);
+        let bytes = |values: &[f32]| -> Vec<u8> {
+            let tensor = Tensor::from_elements(vec![values.len()], values).unwrap();
+            tensor.to_float_type(dtype).unwrap().data().to_vec()
+        };
+        let name = |id| model.graph.value(id).name.clone();
+        let mut blocks = BTreeMap::from([(name(matrix), (format!("{dtype}{TRANSPOSED}"), bytes(&turned)))]);
+        if dtype != DType::F32 {
+            blocks.insert(name(second), (dtype.to_string(), bytes(&other)));
+        }
+        let stored = InBlocks { model, blocks };
+        let names: Vec<&str> = stored.model.weights.keys().map(String::as_str).collect();
+        for precision in [Precision::Fp32, Precision::Bf16, Precision::Q8_0, Precision::Q4K] {
+            let expected = stored.run(&mut *stored.session(precision, &stored.model).unwrap());
+            let mut session = stored.session(precision, &AsStored(&stored)).unwrap();
+            assert_eq!(stored.run(&mut *session), expected, "{dtype} in {precision}");
+            session.refit(&names, &stored, &NoHost).unwrap();
+            assert_eq!(stored.run(&mut *session), expected, "{dtype} in {precision}");
+            let mut short = stored.blocks.clone();
+            short.values_mut().for_each(|(_, bytes)| bytes.truncate(bytes.len() - 1));
+            let short = InBlocks { model: stored.model.clone(), blocks: short };
+            let error = stored.session(precision, &AsStored(&short)).err().unwrap();
+            assert!(error.message.contains("bytes of"), "{error}");
+        }
     }
 }
 

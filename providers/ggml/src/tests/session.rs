@@ -159,10 +159,14 @@ fn weights_of_two_sets_are_never_run() {
 
 #[test]
 fn weights_must_be_there_and_fit() {
-    let a = model(10);
+    let mut a = model(10);
+    // No node reads it.
+    a.weight(noise(&[3], 4));
     let engine = build(&a, &spec(Precision::Fp32)).unwrap();
-    let error = engine.session(&Broken(&a, names(&a)[1]), &NoHost).err().unwrap();
-    assert_eq!(error.code, sdrun_abi::ErrorCode::NotFound);
+    for name in names(&a) {
+        let error = engine.session(&Broken(&a, name), &NoHost).err().unwrap();
+        assert_eq!(error.code, sdrun_abi::ErrorCode::NotFound, "{name}");
+    }
     let mut wrong = a.clone();
     wrong.weights.insert(names(&a)[1].into(), noise(&[21], 1));
     let error = engine.session(&wrong, &NoHost).err().unwrap();

@@ -1,6 +1,9 @@
 //! Fills the tensors of weights, on several threads.
 
-use super::{Bank, Place, source::pull_encoded};
+use super::{
+    Bank, Place,
+    source::{Taken, pull_encoded},
+};
 use crate::{
     ffi::{Room, Type},
     storage::Floats,
@@ -126,7 +129,7 @@ impl Job<'_> {
     fn look(&self, source: &dyn WeightSource) -> Result<usize> {
         let (mut plain, mut bytes) = (self.rooms.is_empty(), 0);
         for (place, _) in &self.rooms {
-            match pull_encoded(source, self.spec, place.form)? {
+            match pull_encoded(source, self.spec, place.form, false)? {
                 Some((_, weight)) => bytes += weight.data().len(),
                 None => plain = true,
             }
@@ -142,11 +145,19 @@ impl Job<'_> {
     /// Returns the number of bytes that the source delivered.
     fn place(&mut self, source: &dyn WeightSource) -> Result<usize> {
         let Job { spec, rooms } = self;
+        if rooms.is_empty() {
+            return self.look(source);
+        }
         let (mut plain, mut bytes) = (None, 0);
+        // Several tensors share what `get` computes.
+        let alone = rooms.len() == 1;
         for (place, room) in rooms {
-            if let Some((encoding, weight)) = pull_encoded(source, spec, place.form)? {
+            if let Some((taken, weight)) = pull_encoded(source, spec, place.form, alone)? {
                 bytes += weight.data().len();
-                room.fill(|out| place.form.fill_encoded(encoding, weight.data(), out))?;
+                room.fill(|out| match taken {
+                    Taken::Blocks(encoding) => place.form.fill_encoded(encoding, weight.data(), out),
+                    Taken::Values(dtype, form) => form.fill(place.type_, dtype, weight.data(), out),
+                })?;
                 continue;
             }
             let weight: &Weight<'_> = match &plain {

@@ -1,28 +1,50 @@
-//! Fetches weights in blocks from the host and checks them.
+//! Fetches weights from the host as their files store them, and checks them.
 
 use crate::{
     form::{Form, check_blocks},
     kernels::Encoding,
     shape,
+    storage::is_f32,
 };
-use sdrun_abi::{EncodedWeight, Error, Result, TRANSPOSED, WeightSource, WeightSpec};
+use sdrun_abi::{DType, EncodedWeight, Error, Result, TRANSPOSED, WeightSource, WeightSpec};
 
-/// Fetches a weight in blocks that a tensor of this form stores unchanged, if the source has such blocks.
+/// What a tensor takes of a weight.
+#[derive(Clone, Copy)]
+pub(super) enum Taken {
+    /// Blocks, unchanged.
+    Blocks(Encoding),
+    /// Plain values of this type, which have this form.
+    Values(DType, Form),
+}
+
+/// Fetches a weight in blocks that a tensor of this form stores unchanged, if the source has such blocks; else, with `values`, its plain
+/// values, if `get` would convert or transpose them first.
 pub(super) fn pull_encoded<'a>(
     source: &'a dyn WeightSource,
     spec: &WeightSpec,
     form: Form,
-) -> Result<Option<(Encoding, EncodedWeight<'a>)>> {
+    values: bool,
+) -> Result<Option<(Taken, EncodedWeight<'a>)>> {
     let (transposed, encodings) = form.encodings(&spec.shape);
     let suffix = if transposed { TRANSPOSED } else { "" };
-    let wanted: Vec<(Encoding, String)> = encodings.map(|e| (e, format!("{}{suffix}", e.name()))).collect();
+    let mut wanted: Vec<(Taken, String)> =
+        encodings.map(|e| (Taken::Blocks(e), format!("{}{suffix}", e.name()))).collect();
+    if values && is_f32(spec.dtype) {
+        // Types whose numbers the graph's type holds.
+        let held = if spec.dtype == DType::F32 { &[DType::F16, DType::BF16][..] } else { &[] };
+        if let Some(turned) = form.turned(&spec.shape) {
+            let own = std::iter::once(&spec.dtype).chain(held);
+            wanted.extend(own.map(|dtype| (Taken::Values(*dtype, turned), format!("{dtype}{TRANSPOSED}"))));
+        }
+        wanted.extend(held.iter().map(|dtype| (Taken::Values(*dtype, form), dtype.to_string())));
+    }
     if wanted.is_empty() {
         return Ok(None);
     }
     let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
     let Some(weight) = source.encoded(&spec.name, &names)? else { return Ok(None) };
-    let encoding = wanted.iter().find(|(_, name)| *name == weight.encoding).map(|(encoding, _)| *encoding);
-    let Some(encoding) = encoding.filter(|_| weight.shape == spec.shape) else {
+    let taken = wanted.iter().find(|(_, name)| *name == weight.encoding).map(|(taken, _)| *taken);
+    let Some(taken) = taken.filter(|_| weight.shape == spec.shape) else {
         return Err(Error::invalid(format!(
             "the source delivers weight {:?} as {} {:?}, but the graph has {:?} and takes {}",
             spec.name,
@@ -32,7 +54,15 @@ pub(super) fn pull_encoded<'a>(
             names.join(", ")
         )));
     };
-    check_blocks(encoding, weight.data(), shape::len(&spec.shape))
+    let (elements, found) = (shape::len(&spec.shape), weight.data().len());
+    let checked = match taken {
+        Taken::Blocks(encoding) => check_blocks(encoding, weight.data(), elements),
+        Taken::Values(dtype, _) if elements * dtype.size() == found => Ok(()),
+        Taken::Values(dtype, _) => {
+            Err(Error::invalid(format!("{found} bytes of {dtype} for {elements} elements")))
+        }
+    };
+    checked
         .map_err(|error| Error { message: format!("weight {:?}: {}", spec.name, error.message), ..error })?;
-    Ok(Some((encoding, weight)))
+    Ok(Some((taken, weight)))
 }
