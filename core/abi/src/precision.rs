@@ -50,6 +50,12 @@ impl DType {
         use DType::*;
         matches!(self, F32 | F16 | F64 | BF16 | F8E4M3 | F8E5M2)
     }
+    /// Whether weights of the type `other` become this type without an error or a rounding: it is the same type, or f32, which has all
+    /// numbers of f16 and bf16.
+    pub fn holds(self, other: DType) -> bool {
+        use DType::*;
+        self == other || (self == F32 && matches!(other, F16 | BF16))
+    }
     /// Lower-case name: `f32`, `i64`, `bool`, …
     pub fn name(self) -> &'static str {
         use DType::*;

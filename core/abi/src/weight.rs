@@ -115,7 +115,7 @@ impl<'a> EncodedWeight<'a> {
     /// Plain values, under the name of their type.
     pub fn plain(weight: Weight<'a>) -> Self {
         let Weight { dtype, shape, file, data } = weight;
-        EncodedWeight { encoding: dtype.to_string(), shape, file, data }
+        EncodedWeight { encoding: dtype.name().into(), shape, file, data }
     }
     /// Sets the file that holds the same bytes.
     pub fn in_file(mut self, path: PathBuf, offset: u64) -> Self {

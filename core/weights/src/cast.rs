@@ -68,9 +68,7 @@ impl WeightSource for Cast<'_> {
         let wanted = self.wanted(name)?;
         let (dtype, shape) = self.source.describe(name)?;
         check(wanted, dtype, &shape)?;
-        // f32 holds all halves.
-        let widens = matches!((dtype, wanted.dtype), (DType::F16 | DType::BF16, DType::F32));
-        match dtype == wanted.dtype || widens {
+        match wanted.dtype.holds(dtype) {
             true => self.source.check(name),
             false => self.get(name).map(drop),
         }

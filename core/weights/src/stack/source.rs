@@ -91,25 +91,24 @@ impl WeightStack {
         Weight::new(bound.dtype, bound.shape.clone(), data)
     }
 
-    /// Whether [`get`](WeightSource::get) is sure to deliver a weight of the checkpoint or the graph, from bounds on its values. False
-    /// says nothing. Reads the tensors that it comes from, but computes none.
+    /// Whether [`get`](WeightSource::get) is sure to deliver a weight of a checkpoint, or a changed one of the graph, from bounds on its
+    /// values. False says nothing. Reads the tensors that it comes from, but computes none.
     fn surely_fits(&self, bound: &BoundTensor) -> Result<bool> {
         self.describe(&bound.name)?;
-        let whole = bound.sources.len() == 1;
+        let (whole, changed) = (bound.sources.len() == 1, self.is_changed(bound));
         for name in &bound.sources {
             let base = match &self.base.weights {
+                BaseWeights::Graph(_) if !whole => return Ok(false),
                 BaseWeights::Graph(graph) => graph.get(&bound.name)?,
                 BaseWeights::Checkpoint(checkpoint) => checkpoint.get(name)?,
             };
-            if whole && !self.is_changed(bound) {
+            if whole && !changed {
                 return Ok(true);
             }
-            let of_graph = matches!(self.base.weights, BaseWeights::Graph(_));
-            if (of_graph && !whole) || self.token_rows.iter().any(|rows| rows.table == *name) {
-                return Ok(false);
-            }
             let shape = if whole { &bound.source_shape } else { &base.shape };
-            if !self.merge_of(name, shape)?.surely_fits((base.dtype, base.data()), bound.dtype) {
+            if self.token_rows.iter().any(|rows| rows.table == *name)
+                || !self.merge_of(name, shape)?.surely_fits((base.dtype, base.data()), bound.dtype)
+            {
                 return Ok(false);
             }
         }
@@ -222,8 +221,11 @@ impl WeightSource for WeightStack {
     }
 
     fn check(&self, name: &str) -> Result<()> {
-        match self.bound(name)? {
-            Some(bound) if self.surely_fits(bound)? => Ok(()),
+        match (&self.base.weights, self.bound(name)?) {
+            (BaseWeights::Graph(graph), bound) if !bound.is_some_and(|bound| self.is_changed(bound)) => {
+                graph.check(name)
+            }
+            (_, Some(bound)) if self.surely_fits(bound)? => Ok(()),
             _ => self.get(name).map(drop),
         }
     }
@@ -277,9 +279,7 @@ impl WeightSource for WeightStack {
         let (dtype, _) = self.checkpoint_shape(&**checkpoint, bound, source)?;
         let blocks = checkpoint.encoded(source, &names)?.filter(|weight| weight.shape == bound.source_shape);
         let weight = match blocks {
-            None if names.contains(&&*dtype.to_string()) => {
-                Some(EncodedWeight::plain(checkpoint.get(source)?))
-            }
+            None if names.contains(&dtype.name()) => Some(EncodedWeight::plain(checkpoint.get(source)?)),
             blocks => blocks,
         };
         Ok(weight.map(|mut weight| {

@@ -30,13 +30,14 @@ pub(super) fn pull_encoded<'a>(
     let mut wanted: Vec<(Taken, String)> =
         encodings.map(|e| (Taken::Blocks(e), format!("{}{suffix}", e.name()))).collect();
     if values && is_f32(spec.dtype) {
-        // Types whose numbers the graph's type holds.
-        let held = if spec.dtype == DType::F32 { &[DType::F16, DType::BF16][..] } else { &[] };
+        let held = [DType::F32, DType::F16, DType::BF16].into_iter().filter(|dtype| spec.dtype.holds(*dtype));
         if let Some(turned) = form.turned(&spec.shape) {
-            let own = std::iter::once(&spec.dtype).chain(held);
-            wanted.extend(own.map(|dtype| (Taken::Values(*dtype, turned), format!("{dtype}{TRANSPOSED}"))));
+            let turned = |dtype| (Taken::Values(dtype, turned), format!("{dtype}{TRANSPOSED}"));
+            wanted.extend(held.clone().map(turned));
         }
-        wanted.extend(held.iter().map(|dtype| (Taken::Values(*dtype, form), dtype.to_string())));
+        // In its own type and order, `get` delivers it unchanged.
+        let others = held.filter(|dtype| *dtype != spec.dtype);
+        wanted.extend(others.map(|dtype| (Taken::Values(dtype, form), dtype.to_string())));
     }
     if wanted.is_empty() {
         return Ok(None);
