@@ -34,7 +34,7 @@ pub use precision::{DType, Precision};
 pub use provider::{Engine, Flow, Host, LogLevel, NoHost, Provider, Session, TimingPlan};
 pub use tensor::{DeviceTensor, Input, OutputSink, OutputSpec, TensorView, VecSink};
 pub use types::*;
-pub use weight::{EncodedWeight, NoWeights, TRANSPOSED, Weight, WeightSource};
+pub use weight::{EncodedWeight, NoWeights, TRANSPOSED, TakeRows, Weight, WeightSource};
 
 /// Major version of the ABI. Any change except appending a field needs a new major version and a new symbol name.
 pub const ABI_MAJOR: u16 = 1;

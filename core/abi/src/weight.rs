@@ -7,6 +7,9 @@ pub(crate) type Bytes<'a> = Box<dyn Deref<Target = [u8]> + Send + 'a>;
 /// Ends the name of an encoding whose blocks hold the transpose of a matrix: `q8_0:transposed`.
 pub const TRANSPOSED: &str = ":transposed";
 
+/// Takes rows of a weight from the given one on; see [`WeightSource::rows`].
+pub type TakeRows<'a> = &'a mut dyn FnMut(usize, Weight<'_>) -> Result<()>;
+
 /// Named tensors, delivered one at a time by initializer name.
 pub trait WeightSource: Sync {
     /// The weight with this name, in the dtype and shape of the graph's initializer. Fails with `NotFound` if there
@@ -38,6 +41,17 @@ pub trait WeightSource: Sync {
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let _ = (name, encodings);
         Ok(None)
+    }
+
+    /// Delivers the rows of a weight in order, a few at a time, so that the caller packs them while they are in the cache. Rows run along the
+    /// first dimension of the graph's initializer, or of its transpose if `transposed`. `take` receives the index of the first row, and some
+    /// rows in the type of [`get`](WeightSource::get): a multiple of `step`, except at the end.
+    ///
+    /// False, before any call of `take`, if the source gains nothing from this or has no such rows; use `get` then. Sources that
+    /// compute values on demand implement it.
+    fn rows(&self, name: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
+        let _ = (name, transposed, step, take);
+        Ok(false)
     }
 
     /// Version of the weight that `get` would return now. Two equal versions for the same name mean the same bytes,

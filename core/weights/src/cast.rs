@@ -2,7 +2,7 @@ use crate::{
     convert::{convert_into, is_convertible},
     memory::Buffers,
 };
-use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{DType, EncodedWeight, Error, Result, TakeRows, Weight, WeightSource, WeightSpec};
 use std::collections::HashMap;
 
 /// Converts a source's weights to the types of a graph: between f32, f16, bf16 and f64, rounding to nearest even once. Weights
@@ -85,6 +85,14 @@ impl WeightSource for Cast<'_> {
             check(wanted, wanted.dtype, &weight.shape)?;
         }
         Ok(weight)
+    }
+
+    /// Rows pass through if they need no conversion.
+    fn rows(&self, name: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
+        let wanted = self.wanted(name)?;
+        let (dtype, shape) = self.source.describe(name)?;
+        check(wanted, dtype, &shape)?;
+        Ok(dtype == wanted.dtype && self.source.rows(name, transposed, step, take)?)
     }
 
     fn version(&self, name: &str) -> Option<u128> {

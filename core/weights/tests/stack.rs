@@ -4,11 +4,11 @@
 
 use half::f16;
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
-use sdrun_abi::{DType, ErrorCode, Result, Weight, WeightSource};
+use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor;
 use sdrun_weights::{
-    Adapter, AdapterUse, Binding, BoundTensor, Component, InMemoryWeights, StateDict, Transform, WeightStack,
-    adapter::DoraRule, embedding::Embedding, synthetic,
+    Adapter, AdapterUse, Binding, BoundTensor, Cast, Component, InMemoryWeights, StateDict, Transform,
+    WeightStack, adapter::DoraRule, embedding::Embedding, synthetic,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -81,26 +81,32 @@ fn checkpoint() -> (Dict, BTreeMap<&'static str, Vec<f64>>) {
 
 /// A rank-2 LoRA without alpha on the query projection: its file, and ΔW.
 fn lora(folder: &Path, name: &str) -> (Adapter, Vec<f64>) {
+    lora_on(folder, name, [6, 4])
+}
+
+/// The same for a projection of another shape.
+fn lora_on(folder: &Path, name: &str, [rows, columns]: [usize; 2]) -> (Adapter, Vec<f64>) {
     let module = TO_Q.trim_end_matches(".weight").replace('.', "_");
-    let (down, up) = (values(name, "down", &[2, 4]), values(name, "up", &[6, 2]));
+    let (down, up) = (values(name, "down", &[2, columns]), values(name, "up", &[rows, 2]));
     let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let (down_bytes, up_bytes) = (bytes(&down), bytes(&up));
     let tensors = [
         (
             format!("lora_unet_{module}.lora_down.weight"),
-            TensorView::new(Dtype::F32, vec![2, 4], &down_bytes).unwrap(),
+            TensorView::new(Dtype::F32, vec![2, columns], &down_bytes).unwrap(),
         ),
         (
             format!("lora_unet_{module}.lora_up.weight"),
-            TensorView::new(Dtype::F32, vec![6, 2], &up_bytes).unwrap(),
+            TensorView::new(Dtype::F32, vec![rows, 2], &up_bytes).unwrap(),
         ),
     ];
     let file = folder.join(format!("{name}.safetensors"));
     serialize_to_file(tensors, None, &file).unwrap();
     let delta = |row: usize, column: usize| -> f64 {
-        (0..2).map(|r| f64::from(up[row * 2 + r]) * f64::from(down[r * 4 + column])).sum()
+        (0..2).map(|r| f64::from(up[row * 2 + r]) * f64::from(down[r * columns + column])).sum()
     };
-    (Adapter::open(&file).unwrap(), (0..24).map(|i| delta(i / 4, i % 4)).collect())
+    let deltas = (0..rows * columns).map(|i| delta(i / columns, i % columns)).collect();
+    (Adapter::open(&file).unwrap(), deltas)
 }
 
 fn f32s(weight: &Weight<'_>) -> Vec<f64> {
@@ -201,6 +207,51 @@ fn a_graphs_own_weights_take_adapters_as_well() {
     assert_eq!(base.get("onnx::MatMul_1").unwrap().data(), bytes, "the base stays as it is");
     // A weight that no table lists belongs to the graph itself.
     assert_eq!(with.get("other").unwrap().data(), 1.0f32.to_le_bytes());
+}
+
+/// What an adapter changes comes row by row of the checkpoint's tensor, to whoever packs it so.
+#[test]
+fn changed_rows_come_as_they_are_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape @ [rows, columns] = [350, 320];
+    let (adapter, delta) = lora_on(folder.path(), "one", shape);
+    let base = values("base", TO_Q, &shape);
+    let expected: Vec<f64> = base.iter().zip(&delta).map(|(base, delta)| f64::from(*base) + delta).collect();
+    let tensor = Tensor::from_elements(shape.to_vec(), &base).unwrap();
+    let dict = Dict([(TO_Q.to_string(), tensor)].into_iter().collect());
+    for (transform, to) in [(Transform::Transpose, [columns, rows]), (Transform::Identity, shape)] {
+        let binding = Binding {
+            component: Some(Component::Denoiser),
+            tensors: vec![bound("w", &[TO_Q], transform, &shape, &to)],
+        };
+        let stack = WeightStack::of_state_dict(binding, Box::new(dict.clone()));
+        let transposed = transform == Transform::Transpose;
+        let mut none = |_, _: Weight<'_>| panic!("no rows are due");
+        assert_eq!(stack.rows("w", transposed, 16, &mut none), Ok(false), "nothing changes it");
+        let stack = stack.with_adapter(&adapter, AdapterUse::at(1.0)).unwrap();
+        assert_eq!(stack.rows("w", !transposed, 16, &mut none), Ok(false), "rows in the other order");
+        let (mut found, mut calls) = (Vec::new(), 0);
+        let mut take = |first: usize, part: Weight<'_>| {
+            assert_eq!(first * columns, found.len(), "rows come in order");
+            assert_eq!(part.shape[1..], [columns]);
+            assert!(part.shape[0].is_multiple_of(16) || first + part.shape[0] == rows);
+            found.extend(f32s(&part));
+            calls += 1;
+            Ok(())
+        };
+        assert_eq!(stack.rows("w", transposed, 16, &mut take), Ok(true));
+        assert!(calls > 2, "{calls}");
+        assert_close(&found, &expected);
+        let mut refuses = |_, _: Weight<'_>| Err(Error::invalid("enough"));
+        let message = stack.rows("w", transposed, 16, &mut refuses).unwrap_err().message;
+        assert!(message.ends_with("enough"), "{message}");
+        // Types that need a conversion are fetched whole.
+        for (dtype, passes) in [(DType::F32, true), (DType::F16, false)] {
+            let specs = [WeightSpec { name: "w".into(), dtype, shape: to.to_vec() }];
+            let found = Cast::new(&stack, &specs).rows("w", transposed, 16, &mut |_, _| Ok(()));
+            assert_eq!(found, Ok(passes), "{dtype}");
+        }
+    }
 }
 
 /// Whoever transposes and converts anyway can have the values as the file stores them.

@@ -121,6 +121,51 @@ impl Form {
         }
     }
 
+    /// How a tensor of this form is filled a few rows at a time, from an initializer of this shape: whether they are rows of its transpose, and
+    /// of which number they must be a multiple. `None` if rows do not lie together in the tensor.
+    pub(crate) fn by_rows(self, shape: &[usize]) -> Option<(bool, usize)> {
+        match self {
+            Form::Panels { panels: Panels { groups: 1, rows, depth, block, .. }, transposed, .. } => {
+                let fits = if transposed { shape == [depth, rows] } else { shape.first() == Some(&rows) };
+                fits.then_some((transposed, block))
+            }
+            _ => None,
+        }
+    }
+
+    /// Fills the part of `out` that holds the rows from `first` on, and returns their number. As [`fill`](Self::fill) for a form that has
+    /// [`by_rows`](Self::by_rows).
+    ///
+    /// # Errors
+    /// `Internal` if these are no rows of this tensor, or if more follow than whole panels.
+    pub(crate) fn fill_rows(
+        self,
+        type_: Type,
+        first: usize,
+        dtype: DType,
+        bytes: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize> {
+        let Form::Panels { panels: panels @ Panels { groups: 1, .. }, blocks, .. } = self else {
+            return Err(Error::internal("rows for a tensor that is not filled by rows"));
+        };
+        let elements = bytes.len() / dtype.size();
+        let rows = elements / panels.depth.max(1);
+        let part = |rows: usize| {
+            let form = Form::Panels { panels: Panels { rows, ..panels }, transposed: false, blocks };
+            (form, type_.bytes(form.len(elements)))
+        };
+        let ((form, len), (_, start)) = (part(rows), part(first));
+        let ends = first + rows == panels.rows || rows.is_multiple_of(panels.block);
+        match out.get_mut(start..start + len) {
+            Some(out) if ends && rows * panels.depth == elements && first.is_multiple_of(panels.block) => {
+                form.fill(type_, dtype, bytes, out)?;
+                Ok(rows)
+            }
+            _ => Err(Error::internal(format!("{elements} elements from row {first} on of {panels:?}"))),
+        }
+    }
+
     /// Fills `out` with a matrix in one of its [`encodings`](Self::encodings). No number changes.
     ///
     /// # Errors
@@ -216,6 +261,40 @@ fn pack(
 mod tests {
     use super::*;
     use crate::storage::to_bytes;
+
+    #[test]
+    fn rows_fill_what_the_whole_fills() {
+        let [rows, depth] = [70, 300];
+        let values: Vec<f32> = (0..rows * depth).map(|i| (i % 251) as f32 - 125.0).collect();
+        let bytes = to_bytes(&values, Type::F32);
+        let panels = |words| Panels { words, ..Panels::columns([1, rows, depth], 16) };
+        for (words, blocks, type_) in [
+            (Words::F32, None, Type::F32),
+            (Words::F32, None, Type::F16),
+            (Words::Bf16, None, Type::Bf16),
+            (Words::F32, Some(Blocks::Q8_0), Type::I8),
+            (Words::Bytes, Some(Blocks::Q4K), Type::I8),
+        ] {
+            let form = Form::Panels { panels: panels(words), transposed: false, blocks };
+            assert_eq!(form.by_rows(&[rows, depth / 3, 3]), Some((false, 16)));
+            let whole = form.arrange(type_, DType::F32, &bytes).unwrap();
+            let mut out = vec![0xaa; whole.len()];
+            let mut first = 0;
+            for part in bytes.chunks(32 * depth * 4) {
+                first += form.fill_rows(type_, first, DType::F32, part, &mut out).unwrap();
+            }
+            assert!(first == rows && out == whole[..], "{words:?} {blocks:?}");
+            for (first, elements) in [(8, depth), (0, depth), (0, 16 * depth + 1), (64, 16 * depth)] {
+                let error = form.fill_rows(type_, first, DType::F32, &bytes[..elements * 4], &mut out);
+                assert!(error.is_err(), "{elements} elements at {first}");
+            }
+        }
+        let turned = Form::Panels { panels: panels(Words::F32), transposed: true, blocks: None };
+        assert_eq!(
+            [[depth, rows], [rows, depth]].map(|shape| turned.by_rows(&shape)),
+            [Some((true, 16)), None]
+        );
+    }
 
     #[test]
     fn filling_is_arranging() {

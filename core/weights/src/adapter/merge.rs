@@ -26,6 +26,9 @@ const BLOCK_ROWS: usize = 32;
 const STAGED: usize = 1 << 19;
 const FEWEST_ROWS: usize = 8;
 
+/// Elements that are handed on at a time: they leave room in the second-level cache for what is made of them.
+const TAKEN: usize = 1 << 15;
+
 /// Columns that are copied into the cache at a time when a transpose is written.
 const MOST_COLUMNS: usize = 4096;
 
@@ -124,20 +127,71 @@ impl Merge {
         };
         let tasks = out.par_chunks_mut((height * columns * to.size()).max(1)).enumerate();
         let base = Base { dtype: from, bytes: base, top: rows.start, left: 0, stride: columns };
-        tasks.try_for_each_init(Default::default, |scratch: &mut (Vec<u8>, Vec<f32>), (task, out)| {
-            let (staged, values) = scratch;
+        tasks.try_for_each_init(Scratch::default, |scratch, (task, out)| {
             let top = rows.start + task * height;
-            let high = top..rows.end.min(top + height);
-            let base = match width < columns {
-                true => base.staged(&Place { rows: high.clone(), columns: 0..columns }, staged),
-                false => base,
-            };
-            for left in (0..columns).step_by(width) {
-                let place = Place { rows: high.clone(), columns: left..columns.min(left + width) };
-                self.block(&place, &base, values, to, &mut out[left * to.size()..], columns)?;
-            }
-            Ok(())
+            self.band(top..rows.end.min(top + height), width, &base, scratch, (to, out))
         })
+    }
+
+    /// Computes consecutive rows of the changed tensor, in blocks of `width` columns.
+    fn band(
+        &self,
+        rows: Range<usize>,
+        width: usize,
+        base: &Base<'_>,
+        Scratch { staged, values, .. }: &mut Scratch,
+        (to, out): (DType, &mut [u8]),
+    ) -> Result<()> {
+        let columns = base.stride;
+        let base = match width < columns {
+            true => base.staged(&Place { rows: rows.clone(), columns: 0..columns }, staged),
+            false => *base,
+        };
+        for left in (0..columns).step_by(width.max(1)) {
+            let place = Place { rows: rows.clone(), columns: left..columns.min(left + width) };
+            self.block(&place, &base, values, to, &mut out[left * to.size()..], columns)?;
+        }
+        Ok(())
+    }
+
+    /// As [`tensor`](Merge::tensor), on this thread, a few rows at a time: `take` receives the index of the first row, and the bytes of a
+    /// multiple of `step` rows, or of those that are left. They are in the cache. False, before any call of `take`, if
+    /// [`is_row_local`](Merge::is_row_local) is false.
+    pub fn strips(
+        &self,
+        base: (DType, &[u8]),
+        to: DType,
+        step: usize,
+        take: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<bool> {
+        let (from, base) = base;
+        let (rows, columns) = self.dimensions();
+        if !self.is_row_local() || base.is_empty() || step == 0 {
+            return Ok(false);
+        }
+        if from.bytes_of(&self.shape) != Some(base.len()) {
+            return Err(Error::invalid(format!(
+                "{} bytes of {from} for a tensor {:?}",
+                base.len(),
+                self.shape
+            )));
+        }
+        let height = (TAKEN / columns / step).max(1) * step;
+        let width = if self.extent() == Extent::Tile { TILE } else { columns };
+        let mut out = vec![0; height.min(rows) * columns * to.size()];
+        let mut scratch = Scratch::default();
+        for (top, base) in (0..rows).step_by(height).zip(base.chunks(height * columns * from.size())) {
+            let high = top..rows.min(top + height);
+            let out = &mut out[..high.len() * columns * to.size()];
+            if self.is_copy(&high, (from, base), (to, out))? {
+                out.copy_from_slice(base);
+            } else {
+                let base = Base { dtype: from, bytes: base, top, left: 0, stride: columns };
+                self.band(high, width, &base, &mut scratch, (to, out))?;
+            }
+            take(top, out)?;
+        }
+        Ok(true)
     }
 
     /// The whole tensor.

@@ -7,7 +7,7 @@ use crate::{
     layout::{same_but_for_ones, transpose},
     memory::Buffer,
 };
-use sdrun_abi::{DType, EncodedWeight, Error, Hint, Result, TRANSPOSED, Weight, WeightSource};
+use sdrun_abi::{DType, EncodedWeight, Error, Hint, Result, TRANSPOSED, TakeRows, Weight, WeightSource};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 impl WeightStack {
@@ -289,6 +289,36 @@ impl WeightSource for WeightStack {
             weight.shape.clone_from(&bound.shape);
             weight
         }))
+    }
+
+    /// Where an adapter changes the initializer, row by row, and it is one whole tensor of the checkpoint or its transpose.
+    fn rows(&self, name: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
+        let (BaseWeights::Checkpoint(checkpoint), Some(bound)) = (&self.base.weights, self.bound(name)?)
+        else {
+            return Ok(false);
+        };
+        let turned = bound.transform == Transform::Transpose;
+        let rows = if turned { bound.shape.last() } else { bound.shape.first() };
+        let [source] = &*bound.sources else { return Ok(false) };
+        if !self.deltas.contains_key(source)
+            || self.token_rows.iter().any(|rows| rows.table == *source)
+            || turned != transposed
+            || turned && bound.shape.len() != 2
+            || rows.is_none()
+            || rows != bound.source_shape.first()
+        {
+            return Ok(false);
+        }
+        self.checkpoint_shape(&**checkpoint, bound, source)?;
+        let weight = checkpoint.get(source)?;
+        let mut shape = if turned { bound.source_shape.clone() } else { bound.shape.clone() };
+        let row = bytes_of(bound.dtype, &shape)? / shape[0].max(1);
+        self.merge_of(source, &bound.source_shape)?
+            .strips((weight.dtype, weight.data()), bound.dtype, step, &mut |first, strip| {
+                shape[0] = strip.len() / row.max(1);
+                take(first, Weight::new(bound.dtype, shape.clone(), strip)?)
+            })
+            .map_err(|error| Error { message: format!("weight {source:?}: {}", error.message), ..error })
     }
 
     fn version(&self, name: &str) -> Option<u128> {

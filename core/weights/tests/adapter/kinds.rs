@@ -217,7 +217,12 @@ fn rows_and_types_agree_with_the_whole() {
                     .map(|t| range.start * count / rows * t.size()..range.end * count / rows * t.size());
                 merge.rows(range, (from, &source[a]), (to, &mut out[b])).unwrap();
             }
-            for (out, whole) in floats(to, &out).iter().zip(&expected) {
+            let mut strips = Vec::new();
+            let mut take = |_, strip: &[u8]| Ok(strips.extend_from_slice(strip));
+            assert!(merge.strips((from, &source), to, 3, &mut take).unwrap());
+            assert_eq!(strips.len(), out.len(), "{}", case.name);
+            let found = floats(to, &out).into_iter().chain(floats(to, &strips));
+            for (out, whole) in found.zip(expected.iter().chain(&expected)) {
                 // Allow one rounding step of the type, because the height of a block may change the order of a sum.
                 let step = [(DType::F16, 11), (DType::BF16, 8)]
                     .iter()

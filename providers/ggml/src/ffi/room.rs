@@ -37,17 +37,17 @@ impl<'a> Room<'a> {
         Room { api, raw, home, len, store: PhantomData }
     }
     /// Lets `fill` write all bytes of the tensor, in place or into a copy that then goes to the device.
-    pub(crate) fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    pub(crate) fn fill<T>(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<T>) -> Result<T> {
         if self.home == Home::Host {
             // SAFETY: host memory of this length, borrowed exclusively through the store.
             return fill(unsafe { std::slice::from_raw_parts_mut((*self.raw).data.cast(), self.len) });
         }
         let mut bytes = vec![0; self.len];
-        fill(&mut bytes)?;
+        let filled = fill(&mut bytes)?;
         let _transfer = TRANSFER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // SAFETY: the tensor has memory of exactly this many bytes.
         unsafe { (self.api.ggml_backend_tensor_set)(self.raw, bytes.as_ptr().cast(), 0, bytes.len()) };
-        Ok(())
+        Ok(filled)
     }
 
     /// A copy of the tensor's bytes.

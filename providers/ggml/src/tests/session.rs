@@ -1,10 +1,16 @@
 use super::{Model, build, compare, noise, provider, run, spec};
 use sdrun_abi::{
-    BuildSpec, Error, Flow, Host, LogLevel, NoHost, Precision, Provider, Result, Weight, WeightSource,
-    WeightUpdate,
+    BuildSpec, DType, Error, Flow, Host, LogLevel, NoHost, Precision, Provider, Result, TakeRows, Weight,
+    WeightSource, WeightUpdate,
 };
 use sdrun_graph::{Attribute, Dim, Tensor};
-use std::{collections::BTreeSet, sync::Mutex};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 /// A graph that uses every form of weights, and one weight in two forms.
 fn model(seed: u64) -> Model {
@@ -129,6 +135,63 @@ fn all_weights_are_checked_before_each_is_fetched_once() {
     assert_eq!(report.bytes, b.weights.values().map(|weight| weight.data().len() as u64).sum::<u64>());
     assert_eq!(source.1.into_inner().unwrap(), [["check"; 4], ["get"; 4]].concat());
     compare("B", &run(&mut *session, &a.feeds).unwrap()[0], &b.reference()[0], 1e-5);
+}
+
+/// A source that delivers the first `.1` of a weight's rows from row `.2` on, and counts such weights.
+struct ByRows<'a>(&'a Model, usize, usize, AtomicUsize);
+
+impl WeightSource for ByRows<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        self.0.get(name)
+    }
+    fn rows(&self, name: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
+        self.3.fetch_add(1, Ordering::Relaxed);
+        let (shape, mut values) =
+            (self.0.weights[name].shape().to_vec(), self.0.weights[name].to_f32s().unwrap());
+        let rows = if transposed { shape[1] } else { shape[0] };
+        let depth = values.len() / rows;
+        if transposed {
+            values = (0..rows * depth).map(|i| values[i % depth * rows + i / depth]).collect();
+        }
+        for (part, first) in
+            values.chunks(step * depth).zip((self.2..).step_by(step)).take(self.1.div_ceil(step))
+        {
+            let bytes: Vec<u8> = part.iter().flat_map(|value| value.to_le_bytes()).collect();
+            take(first, Weight::new(DType::F32, vec![part.len() / depth, depth], bytes)?)?;
+        }
+        Ok(true)
+    }
+}
+
+#[test]
+fn rows_are_packed_as_the_source_makes_them() {
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[1, 4, 6, 10], 1));
+    let filters = model.weight(noise(&[50, 4, 3, 3], 2));
+    let y = model.node("Conv", &[("pads", Attribute::Ints(vec![1; 4]))], &[x, filters]);
+    let matrix = model.weight(noise(&[10, 300], 3));
+    let y = model.node("MatMul", &[], &[y, matrix]);
+    let other = model.weight(noise(&[70, 300], 4));
+    let shape = model.constant(Tensor::from_i64s(&[300, 300]));
+    let y = model.node("Reshape", &[], &[y, shape]);
+    let y = model.node("Gemm", &[("transB", Attribute::Int(1))], &[y, other]);
+    model.output(y);
+    for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Q8_0, Precision::Q4K] {
+        let engine = build(&model, &spec(precision)).unwrap();
+        let expected = run(&mut *engine.session(&model, &NoHost).unwrap(), &model.feeds).unwrap();
+        let source = |rows, first| ByRows(&model, rows, first, AtomicUsize::new(0));
+        let all = source(usize::MAX, 0);
+        let mut session = engine.session(&all, &NoHost).unwrap();
+        assert_eq!(run(&mut *session, &model.feeds).unwrap(), expected, "{precision}");
+        assert!(all.3.into_inner() >= 2, "{precision}");
+        for (source, message) in [
+            (source(1, 0), "the source delivers"),
+            (source(usize::MAX, 1), "the source skips from row 0 to row 1"),
+        ] {
+            let error = engine.session(&source, &NoHost).err().unwrap();
+            assert!(error.message.contains(message), "{error}");
+        }
+    }
 }
 
 /// A source that delivers each weight once.

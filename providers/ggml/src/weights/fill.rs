@@ -2,10 +2,10 @@
 
 use super::{
     Bank, Place,
-    source::{Taken, pull_encoded},
+    source::{Taken, pull_encoded, pull_rows},
 };
 use crate::{
-    ffi::{Room, Type},
+    ffi::{Home, Room, Type},
     storage::Floats,
 };
 use sdrun_abi::{Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
@@ -141,8 +141,8 @@ impl Job<'_> {
         Ok(bytes)
     }
 
-    /// Fetches the weight and writes it. Takes it in blocks if the source has blocks that a tensor stores unchanged.
-    /// Returns the number of bytes that the source delivered.
+    /// Fetches the weight and writes it: in blocks if the source has blocks that a tensor stores unchanged, or by rows while the source
+    /// computes them. Returns the number of bytes that the source delivered.
     fn place(&mut self, source: &dyn WeightSource) -> Result<usize> {
         let Job { spec, rooms } = self;
         if rooms.is_empty() {
@@ -158,6 +158,13 @@ impl Job<'_> {
                     Taken::Blocks(encoding) => place.form.fill_encoded(encoding, weight.data(), out),
                     Taken::Values(dtype, form) => form.fill(place.type_, dtype, weight.data(), out),
                 })?;
+                continue;
+            }
+            if alone
+                && place.home == Home::Host
+                && room.fill(|out| pull_rows(source, spec, (place.form, place.type_), out))?
+            {
+                bytes += spec.dtype.bytes_of(&spec.shape).unwrap_or_default();
                 continue;
             }
             let weight: &Weight<'_> = match &plain {

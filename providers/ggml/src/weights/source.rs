@@ -1,6 +1,7 @@
 //! Fetches weights from the host as their files store them, and checks them.
 
 use crate::{
+    ffi::Type,
     form::{Form, check_blocks},
     kernels::Encoding,
     shape,
@@ -66,4 +67,30 @@ pub(super) fn pull_encoded<'a>(
     checked
         .map_err(|error| Error { message: format!("weight {:?}: {}", spec.name, error.message), ..error })?;
     Ok(Some((taken, weight)))
+}
+
+/// Fills a tensor of this form a few rows at a time, as the source makes them. False if it does not make them so.
+pub(super) fn pull_rows(
+    source: &dyn WeightSource,
+    spec: &WeightSpec,
+    (form, type_): (Form, Type),
+    out: &mut [u8],
+) -> Result<bool> {
+    let Some((transposed, step)) = form.by_rows(&spec.shape) else { return Ok(false) };
+    let rows = if transposed { spec.shape.last() } else { spec.shape.first() };
+    let (mut taken, name) = (0, &spec.name);
+    let delivered = source.rows(name, transposed, step, &mut |first, part| {
+        if first != taken {
+            return Err(Error::invalid(format!("the source skips from row {taken} to row {first}")));
+        }
+        taken += form.fill_rows(type_, first, part.dtype, part.data(), out)?;
+        Ok(())
+    })?;
+    if delivered && rows != Some(&taken) {
+        return Err(Error::invalid(format!(
+            "the source delivers {taken} rows of weight {name:?}, a {:?}",
+            spec.shape
+        )));
+    }
+    Ok(delivered)
 }

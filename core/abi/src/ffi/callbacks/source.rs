@@ -2,7 +2,7 @@
 
 use super::{contain, error_from_raw, error_to_raw, shape_from_raw};
 use crate::{
-    DType, EncodedWeight, Error, Result, Weight, WeightSource,
+    DType, EncodedWeight, Error, Result, TakeRows, Weight, WeightSource,
     ffi::{prefix, raw::*},
     weight::Bytes,
 };
@@ -97,6 +97,39 @@ unsafe extern "C" fn source_check(ctx: *const c_void, name: RawStr) -> *mut RawE
     }))
 }
 
+unsafe extern "C" fn source_get_rows(
+    ctx: *const c_void,
+    name: RawStr,
+    transposed: u32,
+    step: usize,
+    taker: *mut c_void,
+    take: unsafe extern "C" fn(*mut c_void, usize, *const RawWeight) -> *mut RawError,
+    delivered: *mut u32,
+) -> *mut RawError {
+    error_to_raw(contain("the host's weight source", || {
+        // SAFETY: as in `source_get`.
+        let (source, name) = unsafe { ((*ctx.cast::<SourceRef>()).0, name.text()) };
+        let mut lend = |first: usize, rows: Weight<'_>| {
+            let dims: Vec<u64> = rows.shape.iter().map(|d| *d as u64).collect();
+            let raw = RawWeight {
+                dtype: rows.dtype as u32,
+                rank: dims.len(),
+                dims: dims.as_ptr(),
+                data: rows.data().as_ptr(),
+                len: rows.data().len(),
+                ..RawWeight::EMPTY
+            };
+            // SAFETY: the caller's own function and value; `raw` lives until it returns.
+            unsafe { error_from_raw(take(taker, first, &raw)) }
+        };
+        if source.rows(&name, transposed != 0, step, &mut lend)? {
+            // SAFETY: `delivered` belongs to the caller.
+            unsafe { *delivered = 1 };
+        }
+        Ok(())
+    }))
+}
+
 unsafe extern "C" fn source_release(_: *const c_void, weight: *mut RawWeight) {
     // SAFETY: `owner` is the box leaked by `Lent::into_raw`, passed back once.
     let _ = catch_unwind(|| unsafe {
@@ -118,6 +151,7 @@ pub fn with_source<T>(source: &dyn WeightSource, body: impl FnOnce(&RawWeightSou
         release: Some(source_release),
         get_encoded: Some(source_get_encoded),
         check: Some(source_check),
+        get_rows: Some(source_get_rows),
     })
 }
 
@@ -170,6 +204,27 @@ impl ForeignBytes<'_> {
     }
 }
 
+/// The closure that takes rows, behind the pointer that crosses the ABI.
+struct Taker<'a>(TakeRows<'a>);
+
+unsafe extern "C" fn take_rows(taker: *mut c_void, first: usize, rows: *const RawWeight) -> *mut RawError {
+    error_to_raw(contain("the code that takes a weight's rows", || {
+        // SAFETY: the source passes on the pointer that `rows` gave it, from one thread at a time, and a valid weight.
+        let (taker, raw) =
+            unsafe { (&mut *taker.cast::<Taker>(), prefix::read_whole("rows of a weight", rows)?) };
+        let dtype = dtype_of("rows of a weight", &raw)?;
+        // SAFETY: the source keeps dimensions and bytes until this function returns.
+        let (shape, bytes) =
+            unsafe { (shape_from_raw(raw.dims, raw.rank), RawStr { ptr: raw.data, len: raw.len }.bytes()) };
+        (taker.0)(first, Weight::new(dtype, shape, bytes)?)
+    }))
+}
+
+fn dtype_of(what: &str, raw: &RawWeight) -> Result<DType> {
+    DType::from_onnx(raw.dtype as i32)
+        .ok_or_else(|| Error::invalid(format!("{what}: the dtype {} is unknown", raw.dtype)))
+}
+
 impl WeightSource for ForeignSource<'_> {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
         let (source, get) = self
@@ -181,8 +236,7 @@ impl WeightSource for ForeignSource<'_> {
         // SAFETY: the source's own function; `raw` is ours.
         unsafe { error_from_raw(get(source.ctx, RawStr::new(name.as_bytes()), &mut raw))? };
         let bytes = ForeignBytes { source, raw };
-        let dtype = DType::from_onnx(raw.dtype as i32)
-            .ok_or_else(|| Error::invalid(format!("weight {name:?} has the unknown dtype {}", raw.dtype)))?;
+        let dtype = dtype_of(&format!("weight {name:?}"), &raw)?;
         let (shape, file) = bytes.shape_and_file();
         let mut weight = Weight::new(dtype, shape, bytes)?;
         weight.file = file;
@@ -195,6 +249,19 @@ impl WeightSource for ForeignSource<'_> {
         };
         // SAFETY: the source's own function.
         unsafe { error_from_raw(check(source.ctx, RawStr::new(name.as_bytes()))) }
+    }
+
+    fn rows(&self, name: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
+        let Some((source, get)) = self.0.as_ref().and_then(|s| Some((s, s.get_rows?))) else {
+            return Ok(false);
+        };
+        let (mut taker, mut delivered) = (Taker(take), 0);
+        let (name, taker) = (RawStr::new(name.as_bytes()), (&raw mut taker).cast());
+        // SAFETY: the source's own function; what the pointers name is ours and outlives the call.
+        unsafe {
+            error_from_raw(get(source.ctx, name, transposed.into(), step, taker, take_rows, &mut delivered))?
+        };
+        Ok(delivered != 0)
     }
 
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
@@ -244,6 +311,15 @@ mod tests {
         fn check(&self, name: &str) -> Result<()> {
             if name == "w" { Ok(()) } else { Err(Error::not_found("no such weight")) }
         }
+        fn rows(&self, _: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
+            if transposed {
+                return Ok(false);
+            }
+            for first in [0, step] {
+                take(first, Weight::new(DType::F32, vec![1], [first as u8; 4].as_slice())?)?;
+            }
+            Ok(true)
+        }
     }
 
     #[test]
@@ -265,6 +341,36 @@ mod tests {
     }
 
     #[test]
+    fn rows_cross_one_call_at_a_time() {
+        with_source(&Two, |raw| {
+            // SAFETY: lent for this call.
+            let source = unsafe { ForeignSource::new(raw) };
+            let mut taken = Vec::new();
+            let mut take = |first, rows: Weight<'_>| {
+                taken.push((first, rows.dtype, rows.shape.clone(), rows.data().to_vec()));
+                Ok(())
+            };
+            assert_eq!(source.rows("w", true, 1, &mut take), Ok(false));
+            assert_eq!(source.rows("w", false, 1, &mut take), Ok(true));
+            let rows = |first: usize| (first, DType::F32, vec![1], vec![first as u8; 4]);
+            assert_eq!(taken, [rows(0), rows(1)]);
+            let mut calls = 0;
+            let mut refuses = |_, _: Weight<'_>| {
+                calls += 1;
+                Err(Error::invalid("enough"))
+            };
+            assert_eq!(source.rows("w", false, 1, &mut refuses).unwrap_err().message, "enough");
+            assert_eq!(calls, 1);
+            let mut panics = |_, _: Weight<'_>| panic!("rows");
+            let error = source.rows("w", false, 1, &mut panics).unwrap_err();
+            assert!(
+                error.message.contains("panic in the code that takes a weight's rows: rows"),
+                "{error:?}"
+            );
+        });
+    }
+
+    #[test]
     fn an_older_host_has_only_plain_weights() {
         with_source(&Two, |raw| {
             let shorter =
@@ -275,6 +381,7 @@ mod tests {
             assert_eq!(source.get("w").unwrap().data().len(), 8);
             // `get` tells, which knows any name.
             assert_eq!(source.check("v"), Ok(()));
+            assert_eq!(source.rows("w", false, 1, &mut |_, _| Ok(())), Ok(false));
         });
     }
 

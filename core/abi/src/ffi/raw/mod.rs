@@ -116,6 +116,26 @@ pub struct RawWeightSource {
     >,
     /// Fails where `get` would fail, usually without making the weight. May be null or missing: then `get` tells.
     pub check: Option<unsafe extern "C" fn(ctx: *const c_void, name: RawStr) -> *mut RawError>,
+    /// Calls `take` for the rows of a weight in order, a few at a time, and sets `delivered` to 1. Rows run along the first dimension, or
+    /// along that of the transpose unless `transposed` is 0. `first` is the index of the first row in `rows`, whose number is a multiple of
+    /// `step`, except at the end. An error of `take` ends the calls and is returned. `rows` lives until `take` returns and has no
+    /// owner. Leaves `delivered` as it is, without a call of `take`, if the source gains nothing from this: then use `get`. May be null or
+    /// missing.
+    pub get_rows: Option<
+        unsafe extern "C" fn(
+            ctx: *const c_void,
+            name: RawStr,
+            transposed: u32,
+            step: usize,
+            taker: *mut c_void,
+            take: unsafe extern "C" fn(
+                taker: *mut c_void,
+                first: usize,
+                rows: *const RawWeight,
+            ) -> *mut RawError,
+            delivered: *mut u32,
+        ) -> *mut RawError,
+    >,
 }
 
 /// A borrowed tensor: contiguous, little-endian, row-major, aligned to 64 bytes.
