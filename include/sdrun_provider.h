@@ -140,6 +140,22 @@ typedef struct sdrun_weight_source {
    Fails where `get` would fail, usually without making the weight. May be null or missing: then `get` tells.
    */
   struct sdrun_error *(*check)(const void *ctx, struct sdrun_str name);
+  /*
+   Calls `take` for the rows of a weight in order, a few at a time, and sets `delivered` to 1. Rows run along the first dimension, or
+   along that of the transpose unless `transposed` is 0. `first` is the index of the first row in `rows`, whose number is a multiple of
+   `step`, except at the end. An error of `take` ends the calls and is returned. `rows` lives until `take` returns and has no
+   owner. Leaves `delivered` as it is, without a call of `take`, if the source gains nothing from this: then use `get`. May be null or
+   missing.
+   */
+  struct sdrun_error *(*get_rows)(const void *ctx,
+                                  struct sdrun_str name,
+                                  uint32_t transposed,
+                                  size_t step,
+                                  void *taker,
+                                  struct sdrun_error *(*take)(void *taker,
+                                                              size_t first,
+                                                              const struct sdrun_weight *rows),
+                                  uint32_t *delivered);
 } sdrun_weight_source;
 
 /*

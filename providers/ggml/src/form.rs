@@ -156,7 +156,8 @@ impl Form {
             (form, type_.bytes(form.len(elements)))
         };
         let ((form, len), (_, start)) = (part(rows), part(first));
-        let ends = first + rows == panels.rows || rows.is_multiple_of(panels.block);
+        let end = first + rows;
+        let ends = end == panels.rows || end < panels.rows && end.is_multiple_of(panels.block);
         match out.get_mut(start..start + len) {
             Some(out) if ends && rows * panels.depth == elements && first.is_multiple_of(panels.block) => {
                 form.fill(type_, dtype, bytes, out)?;
