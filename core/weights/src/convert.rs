@@ -61,7 +61,7 @@ pub(crate) fn overflow_limit(dtype: DType) -> f32 {
 }
 
 /// The largest magnitude; `None` where a value is not finite, or of another type than f32, f16 and bf16.
-pub(crate) fn largest(data: &[u8], dtype: DType) -> Option<f32> {
+pub fn largest(data: &[u8], dtype: DType) -> Option<f32> {
     /// Bytes that a thread reads at a time.
     const PART: usize = 1 << 18;
     // Magnitudes of all three types are in the order of their bits.

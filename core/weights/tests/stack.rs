@@ -10,7 +10,14 @@ use sdrun_weights::{
     Adapter, AdapterUse, Binding, BoundTensor, Cast, Component, InMemoryWeights, StateDict, Transform,
     WeightStack, adapter::DoraRule, embedding::Embedding, synthetic,
 };
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 /// Tensors by state-dict name.
 #[derive(Clone)]
@@ -311,6 +318,47 @@ fn a_check_fails_where_the_weight_would() {
     assert_eq!(stack.check("qk").unwrap_err().code, ErrorCode::NotFound);
     assert_eq!(stack.check("qk"), stack.get("qk").map(drop));
     assert_eq!(stack.check("nothing"), stack.get("nothing").map(drop));
+}
+
+/// Tensors that count how often they are read.
+struct Counted(Dict, Arc<AtomicUsize>);
+
+impl WeightSource for Counted {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.get(name)
+    }
+    fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
+        self.0.describe(name)
+    }
+}
+
+impl StateDict for Counted {
+    fn names(&self) -> Vec<&str> {
+        self.0.names()
+    }
+}
+
+/// Another adapter on the same checkpoint is checked without reading the checkpoint.
+#[test]
+fn bounds_of_a_checkpoint_are_found_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut binding = binding();
+    binding.tensors.iter_mut().for_each(|tensor| tensor.dtype = DType::F16);
+    let reads = Arc::new(AtomicUsize::new(0));
+    let base = WeightStack::of_state_dict(binding, Box::new(Counted(checkpoint().0, reads.clone())));
+    let fits = |name: &str, strength| {
+        let (adapter, _) = lora(folder.path(), name);
+        let stack = base.clone().with_adapter(&adapter, AdapterUse::at(strength)).unwrap();
+        let before = reads.load(Ordering::Relaxed);
+        let fits = stack.check("onnx::MatMul_1").is_ok();
+        (fits, reads.load(Ordering::Relaxed) - before)
+    };
+    assert_eq!(fits("a", 0.8), (true, 1));
+    assert_eq!(fits("a", 0.7), (true, 0));
+    assert_eq!(fits("b", 1.0), (true, 0));
+    // The bound does not tell, so the weight is computed.
+    assert_eq!(fits("b", 1e9), (false, 1));
 }
 
 #[test]

@@ -79,10 +79,9 @@ impl Merge {
         self.extent() < Extent::Whole
     }
 
-    /// Whether the changed tensor is sure to fit the type `to`, from a bound on its values, without computing it. False says
-    /// nothing: then only the computation tells.
-    pub fn surely_fits(&self, base: (DType, &[u8]), to: DType) -> bool {
-        let (from, base) = base;
+    /// Whether the changed tensor of type `from` is sure to fit the type `to`, from a bound on its values, without computing it. False
+    /// says nothing: then only the computation tells. `largest` finds the largest magnitude of the pristine tensor, as [`largest`](super::largest) does.
+    pub fn surely_fits(&self, from: DType, to: DType, largest: impl FnOnce() -> Option<f32>) -> bool {
         if !is_convertible(from) || !is_convertible(to) || from == DType::F64 {
             return false;
         }
@@ -92,7 +91,7 @@ impl Merge {
         // Sums round.
         const SLACK: f32 = 1.01;
         let growth = self.ops.iter().try_fold(0.0, |sum, op| Some(sum + op.growth()?));
-        let most = growth.and_then(|growth| Some(growth + convert::largest(base, from)?));
+        let most = growth.and_then(|growth| Some(growth + largest()?));
         most.is_some_and(|most| most * SLACK < overflow_limit(to))
     }
 

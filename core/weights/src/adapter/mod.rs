@@ -26,6 +26,7 @@ mod peft;
 mod resolve;
 mod target;
 
+pub use crate::convert::largest;
 pub use delta::Delta;
 pub use dora::DoraRule;
 pub use key::Place;

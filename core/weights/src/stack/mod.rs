@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
 /// The weights of a graph: those of a checkpoint, or the graph's own, changed by any number of adapters.
@@ -46,6 +46,8 @@ pub struct WeightStack {
 struct Base {
     id: u64,
     weights: BaseWeights,
+    /// The [`largest`](adapter::largest) magnitudes that are known, by state-dict name.
+    largest: Mutex<HashMap<String, Option<f32>>>,
 }
 
 enum BaseWeights {
@@ -148,7 +150,7 @@ impl WeightStack {
         WeightStack {
             binding: Arc::new(binding),
             index: Arc::new(index),
-            base: Arc::new(Base { id: unique::id(), weights }),
+            base: Arc::new(Base { id: unique::id(), weights, largest: Mutex::default() }),
             unread: Arc::default(),
             target: Arc::new(target),
             layers: Vec::new(),

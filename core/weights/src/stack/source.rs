@@ -3,12 +3,15 @@
 use super::{BaseWeights, WeightStack};
 use crate::{
     BoundTensor, StateDict, Transform,
-    adapter::{Delta, DoraRule, Merge},
+    adapter::{Delta, DoraRule, Merge, largest},
     layout::{same_but_for_ones, transpose},
     memory::Buffer,
 };
 use sdrun_abi::{DType, EncodedWeight, Error, Hint, Result, TRANSPOSED, TakeRows, Weight, WeightSource};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 impl WeightStack {
     /// The binding of an initializer; `None` where only the graph's own weights have it.
@@ -92,23 +95,31 @@ impl WeightStack {
     }
 
     /// Whether [`get`](WeightSource::get) is sure to deliver a weight of a checkpoint, or a changed one of the graph, from bounds on its
-    /// values. False says nothing. Reads the tensors that it comes from, but computes none.
+    /// values. False says nothing. The first call reads the tensors that the weight comes from, but computes none.
     fn surely_fits(&self, bound: &BoundTensor) -> Result<bool> {
         self.describe(&bound.name)?;
         let (whole, changed) = (bound.sources.len() == 1, self.is_changed(bound));
         for name in &bound.sources {
-            let base = match &self.base.weights {
+            let (base, base_name): (&dyn WeightSource, _) = match &self.base.weights {
                 BaseWeights::Graph(_) if !whole => return Ok(false),
-                BaseWeights::Graph(graph) => graph.get(&bound.name)?,
-                BaseWeights::Checkpoint(checkpoint) => checkpoint.get(name)?,
+                BaseWeights::Graph(graph) => (&**graph, &bound.name),
+                BaseWeights::Checkpoint(checkpoint) => (&**checkpoint, name),
             };
             if whole && !changed {
-                return Ok(true);
+                return base.get(base_name).map(|_| true);
             }
-            let shape = if whole { &bound.source_shape } else { &base.shape };
-            if self.token_rows.iter().any(|rows| rows.table == *name)
-                || !self.merge_of(name, shape)?.surely_fits((base.dtype, base.data()), bound.dtype)
-            {
+            if self.token_rows.iter().any(|rows| rows.table == *name) {
+                return Ok(false);
+            }
+            let known = lock(&self.base.largest).get(name).copied();
+            let weight = if known.is_none() { Some(base.get(base_name)?) } else { None };
+            let find = || {
+                let found = weight.and_then(|weight| largest(weight.data(), weight.dtype));
+                *lock(&self.base.largest).entry(name.clone()).or_insert(found)
+            };
+            let (dtype, shape) = base.describe(base_name)?;
+            let shape = if whole { &bound.source_shape } else { &shape };
+            if !self.merge_of(name, shape)?.surely_fits(dtype, bound.dtype, || known.unwrap_or_else(find)) {
                 return Ok(false);
             }
         }
@@ -193,6 +204,10 @@ impl WeightStack {
         };
         self.changed_weight(bound, name, (weight.dtype, base))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn bytes_of(dtype: DType, shape: &[usize]) -> Result<usize> {

@@ -7,7 +7,7 @@ use crate::{
 use sdrun_abi::{DType, ErrorCode};
 use sdrun_weights::{
     Component::{Denoiser, TextEncoder},
-    adapter::{Adapter, Delta, Kind, Merge, Reason, Target, check},
+    adapter::{Adapter, Delta, Kind, Merge, Reason, Target, check, largest},
     checkpoint::Family,
 };
 
@@ -366,7 +366,7 @@ fn merging_checks_what_it_is_given() {
     let base = bytes(DType::F32, &[0.0; 30]);
     let error = merge.tensor((DType::F32, &base), (DType::F16, &mut [0; 60])).unwrap_err();
     assert_eq!(error.code, ErrorCode::OutOfRange);
-    assert!(!merge.surely_fits((DType::F32, &base), DType::F16));
+    assert!(!merge.surely_fits(DType::F32, DType::F16, || largest(&base, DType::F32)));
     let mut out = [0; 120];
     for (rows, from, length) in [(0..7, DType::F32, 120), (0..6, DType::F32, 119), (0..6, DType::F16, 120)] {
         assert!(merge.rows(rows, (from, &base[..length]), (DType::F32, &mut out)).is_err());
