@@ -219,7 +219,10 @@ fn rows_and_types_agree_with_the_whole() {
                 merge.rows(range, (from, &source[a]), (to, &mut out[b])).unwrap();
             }
             let mut strips = Vec::new();
-            let mut take = |_, strip: &[u8]| Ok(strips.extend_from_slice(strip));
+            let mut take = |_, strip: &[u8]| {
+                strips.extend_from_slice(strip);
+                Ok(())
+            };
             assert!(merge.strips((from, &source), to, 3, &mut take).unwrap());
             assert_eq!(strips.len(), out.len(), "{}", case.name);
             let found = floats(to, &out).into_iter().chain(floats(to, &strips));
