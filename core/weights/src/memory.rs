@@ -4,7 +4,7 @@ use memmap2::MmapMut;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Returns `len` zero bytes, or `ResourceExhausted`.
@@ -51,8 +51,7 @@ struct Kept {
 impl Buffers {
     /// A buffer of `len` bytes of any content. `ResourceExhausted` if there is no memory.
     pub(crate) fn take(&self, len: usize) -> Result<Buffer> {
-        let kept =
-            if len < SMALL { None } else { self.0.lock().unwrap_or_else(PoisonError::into_inner).pop() };
+        let kept = if len < SMALL { None } else { lock(&self.0).pop() };
         let kept = match kept.filter(|kept| kept.data.len() >= len) {
             Some(kept) => kept,
             // A smaller one is unmapped first.
@@ -92,13 +91,18 @@ impl Drop for Buffer {
         if self.len < SMALL || used.spare > PATIENCE {
             return;
         }
-        let mut kept = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.home.0);
         kept.push(used);
         // The largest buffers fit the most tensors.
         kept.sort_by_key(|kept| kept.data.len());
         let surplus = kept.len().saturating_sub(KEPT);
         kept.drain(..surplus);
     }
+}
+
+/// Locks, also after another thread panicked.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

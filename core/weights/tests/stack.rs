@@ -216,7 +216,7 @@ fn a_graphs_own_weights_take_adapters_as_well() {
     assert_eq!(with.get("other").unwrap().data(), 1.0f32.to_le_bytes());
 }
 
-/// What an adapter changes comes row by row of the checkpoint's tensor, to whoever packs it so.
+/// A stack delivers changed weights row by row, so that the caller can pack each row as soon as it is computed.
 #[test]
 fn changed_rows_come_as_they_are_computed() {
     let folder = tempfile::tempdir().unwrap();
@@ -261,7 +261,7 @@ fn changed_rows_come_as_they_are_computed() {
     }
 }
 
-/// Whoever transposes and converts anyway can have the values as the file stores them.
+/// A caller that transposes and converts anyway can take the values as the file stores them.
 #[test]
 fn plain_values_come_as_the_file_stores_them() {
     let folder = tempfile::tempdir().unwrap();

@@ -121,8 +121,8 @@ impl Form {
         }
     }
 
-    /// How a tensor of this form is filled a few rows at a time, from an initializer of this shape: whether they are rows of its transpose, and
-    /// of which number they must be a multiple. `None` if rows do not lie together in the tensor.
+    /// How to fill a tensor of this form a few rows at a time from an initializer of this shape: whether to take the rows of its transpose,
+    /// and how many rows make a panel. `None` if the tensor must be filled in one go.
     pub(crate) fn by_rows(self, shape: &[usize]) -> Option<(bool, usize)> {
         match self {
             Form::Panels { panels: Panels { groups: 1, rows, depth, block, .. }, transposed, .. } => {
@@ -151,16 +151,13 @@ impl Form {
         };
         let elements = bytes.len() / dtype.size();
         let rows = elements / panels.depth.max(1);
-        let part = |rows: usize| {
-            let form = Form::Panels { panels: Panels { rows, ..panels }, transposed: false, blocks };
-            (form, type_.bytes(form.len(elements)))
-        };
-        let ((form, len), (_, start)) = (part(rows), part(first));
+        let part = |rows| Form::Panels { panels: Panels { rows, ..panels }, transposed: false, blocks };
+        let [start, len] = [first, rows].map(|rows| type_.bytes(part(rows).len(elements)));
         let end = first + rows;
         let ends = end == panels.rows || end < panels.rows && end.is_multiple_of(panels.block);
         match out.get_mut(start..start + len) {
             Some(out) if ends && rows * panels.depth == elements && first.is_multiple_of(panels.block) => {
-                form.fill(type_, dtype, bytes, out)?;
+                part(rows).fill(type_, dtype, bytes, out)?;
                 Ok(rows)
             }
             _ => Err(Error::internal(format!("{elements} elements from row {first} on of {panels:?}"))),

@@ -221,8 +221,7 @@ unsafe fn given<'a>(inputs: *const RawTensor, count: usize) -> Result<Vec<Given<
             let t = &*inputs.add(i);
             (t, shape_from_raw(t.dims, t.rank), RawStr { ptr: t.data, len: t.len }.bytes())
         };
-        let dtype = DType::from_onnx(t.dtype as i32)
-            .ok_or_else(|| Error::invalid(format!("input {i} has the unknown dtype {}", t.dtype)))?;
+        let dtype = dtype_from_raw(t.dtype, || format!("input {i}"))?;
         Ok((dtype, shape, data))
     };
     (0..count).map(one).collect()

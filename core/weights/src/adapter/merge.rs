@@ -80,7 +80,8 @@ impl Merge {
     }
 
     /// Whether the changed tensor of type `from` is sure to fit the type `to`, from a bound on its values, without computing it. False
-    /// says nothing: then only the computation tells. `largest` finds the largest magnitude of the pristine tensor, as [`largest`](super::largest) does.
+    /// says nothing: then only the computation tells. `largest` finds the largest magnitude of the pristine tensor, as
+    /// [`largest`](super::largest) does.
     pub fn surely_fits(&self, from: DType, to: DType, largest: impl FnOnce() -> Option<f32>) -> bool {
         if !is_convertible(from) || !is_convertible(to) || from == DType::F64 {
             return false;

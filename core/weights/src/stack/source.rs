@@ -5,13 +5,10 @@ use crate::{
     BoundTensor, StateDict, Transform,
     adapter::{Delta, DoraRule, Merge, largest},
     layout::{same_but_for_ones, transpose},
-    memory::Buffer,
+    memory::{Buffer, lock},
 };
 use sdrun_abi::{DType, EncodedWeight, Error, Hint, Result, TRANSPOSED, TakeRows, Weight, WeightSource};
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 impl WeightStack {
     /// The binding of an initializer; `None` where only the graph's own weights have it.
@@ -206,10 +203,6 @@ impl WeightStack {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn bytes_of(dtype: DType, shape: &[usize]) -> Result<usize> {
     dtype.bytes_of(shape).ok_or_else(|| Error::invalid(format!("a {dtype} tensor {shape:?} is too large")))
 }
@@ -306,28 +299,26 @@ impl WeightSource for WeightStack {
         }))
     }
 
-    /// Where an adapter changes the initializer, row by row, and it is one whole tensor of the checkpoint or its transpose.
+    /// Delivers an initializer that adapters change, if it is one whole tensor of the checkpoint or its transpose.
     fn rows(&self, name: &str, transposed: bool, step: usize, take: TakeRows<'_>) -> Result<bool> {
         let (BaseWeights::Checkpoint(checkpoint), Some(bound)) = (&self.base.weights, self.bound(name)?)
         else {
             return Ok(false);
         };
         let turned = bound.transform == Transform::Transpose;
-        let rows = if turned { bound.shape.last() } else { bound.shape.first() };
-        let [source] = &*bound.sources else { return Ok(false) };
+        let mut shape = if turned { bound.source_shape.clone() } else { bound.shape.clone() };
+        let ([source], Some(rows)) = (&*bound.sources, shape.first().copied()) else { return Ok(false) };
         if !self.deltas.contains_key(source)
             || self.token_rows.iter().any(|rows| rows.table == *source)
             || turned != transposed
             || turned && bound.shape.len() != 2
-            || rows.is_none()
-            || rows != bound.source_shape.first()
+            || bound.source_shape.first() != Some(&rows)
         {
             return Ok(false);
         }
         self.checkpoint_shape(&**checkpoint, bound, source)?;
         let weight = checkpoint.get(source)?;
-        let mut shape = if turned { bound.source_shape.clone() } else { bound.shape.clone() };
-        let row = bytes_of(bound.dtype, &shape)? / shape[0].max(1);
+        let row = bytes_of(bound.dtype, &shape)? / rows.max(1);
         self.merge_of(source, &bound.source_shape)?
             .strips((weight.dtype, weight.data()), bound.dtype, step, &mut |first, strip| {
                 shape[0] = strip.len() / row.max(1);

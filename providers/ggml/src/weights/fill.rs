@@ -144,6 +144,7 @@ impl Job<'_> {
     /// Fetches the weight and writes it: in blocks if the source has blocks that a tensor stores unchanged, or by rows while the source
     /// computes them. Returns the number of bytes that the source delivered.
     fn place(&mut self, source: &dyn WeightSource) -> Result<usize> {
+        let whole = self.bytes();
         let Job { spec, rooms } = self;
         if rooms.is_empty() {
             return self.look(source);
@@ -164,7 +165,7 @@ impl Job<'_> {
                 && place.home == Home::Host
                 && room.fill(|out| pull_rows(source, spec, (place.form, place.type_), out))?
             {
-                bytes += spec.dtype.bytes_of(&spec.shape).unwrap_or_default();
+                bytes += whole;
                 continue;
             }
             let weight: &Weight<'_> = match &plain {

@@ -11,7 +11,7 @@ pub use sink::{ForeignSink, with_sink};
 pub use source::{ForeignSource, with_source};
 
 use super::{prefix, raw::*};
-use crate::{Error, ErrorCode, Hint, Result};
+use crate::{DType, Error, ErrorCode, Hint, Result};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
@@ -127,6 +127,12 @@ pub unsafe fn buffer_from_raw(raw: &mut RawBuffer) -> Vec<u8> {
         }
         bytes
     }
+}
+
+/// The element type with this number of ONNX; `what` names its owner in the error.
+pub(super) fn dtype_from_raw(dtype: u32, what: impl FnOnce() -> String) -> Result<DType> {
+    DType::from_onnx(dtype as i32)
+        .ok_or_else(|| Error::invalid(format!("{} has the unknown dtype {dtype}", what())))
 }
 
 /// # Safety

@@ -1,8 +1,8 @@
 //! Output sinks across the ABI.
 
-use super::{contain, error_from_raw, error_to_raw, shape_from_raw};
+use super::{contain, dtype_from_raw, error_from_raw, error_to_raw, shape_from_raw};
 use crate::{
-    DType, Error, OutputSink, OutputSpec, Result,
+    Error, OutputSink, OutputSpec, Result,
     ffi::{prefix, raw::*},
 };
 use std::{ffi::c_void, marker::PhantomData, ptr};
@@ -23,8 +23,7 @@ unsafe extern "C" fn sink_allocate(
                 let spec = &*specs.add(i);
                 (spec.dtype, shape_from_raw(spec.dims, spec.rank))
             };
-            let dtype = DType::from_onnx(dtype as i32)
-                .ok_or_else(|| Error::invalid(format!("output {i} has the unknown dtype {dtype}")))?;
+            let dtype = dtype_from_raw(dtype, || format!("output {i}"))?;
             outputs.push(OutputSpec { dtype, shape });
         }
         // SAFETY: `ctx` is the `SinkRef` lent by `with_sink`, used by the running thread only.

@@ -1,8 +1,8 @@
 //! Weight sources across the ABI.
 
-use super::{contain, error_from_raw, error_to_raw, shape_from_raw};
+use super::{contain, dtype_from_raw, error_from_raw, error_to_raw, shape_from_raw};
 use crate::{
-    DType, EncodedWeight, Error, Result, TakeRows, Weight, WeightSource,
+    EncodedWeight, Error, Result, TakeRows, Weight, WeightSource,
     ffi::{prefix, raw::*},
     weight::Bytes,
 };
@@ -212,17 +212,12 @@ unsafe extern "C" fn take_rows(taker: *mut c_void, first: usize, rows: *const Ra
         // SAFETY: the source passes on the pointer that `rows` gave it, from one thread at a time, and a valid weight.
         let (taker, raw) =
             unsafe { (&mut *taker.cast::<Taker>(), prefix::read_whole("rows of a weight", rows)?) };
-        let dtype = dtype_of("rows of a weight", &raw)?;
+        let dtype = dtype_from_raw(raw.dtype, || "a part of a weight".into())?;
         // SAFETY: the source keeps dimensions and bytes until this function returns.
         let (shape, bytes) =
             unsafe { (shape_from_raw(raw.dims, raw.rank), RawStr { ptr: raw.data, len: raw.len }.bytes()) };
         (taker.0)(first, Weight::new(dtype, shape, bytes)?)
     }))
-}
-
-fn dtype_of(what: &str, raw: &RawWeight) -> Result<DType> {
-    DType::from_onnx(raw.dtype as i32)
-        .ok_or_else(|| Error::invalid(format!("{what}: the dtype {} is unknown", raw.dtype)))
 }
 
 impl WeightSource for ForeignSource<'_> {
@@ -236,7 +231,7 @@ impl WeightSource for ForeignSource<'_> {
         // SAFETY: the source's own function; `raw` is ours.
         unsafe { error_from_raw(get(source.ctx, RawStr::new(name.as_bytes()), &mut raw))? };
         let bytes = ForeignBytes { source, raw };
-        let dtype = dtype_of(&format!("weight {name:?}"), &raw)?;
+        let dtype = dtype_from_raw(raw.dtype, || format!("weight {name:?}"))?;
         let (shape, file) = bytes.shape_and_file();
         let mut weight = Weight::new(dtype, shape, bytes)?;
         weight.file = file;
@@ -296,6 +291,7 @@ impl WeightSource for ForeignSource<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
     use std::mem::offset_of;
 
     /// One weight of two f32, and the same weight as one block.
